@@ -67,7 +67,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        if not samples.kind.is_judged:
+        if samples.kind.is_demonstration:
             objective = SupervisedLoss(samples.dataset_names)
         with torch.no_grad():
             measured = objective.measure(policy, samples, data.mismatched(samples), batches)

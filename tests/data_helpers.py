@@ -315,10 +315,10 @@ def converted(row, fields, *prompt_format, kind=AnswerRows):
 
 
 def unused_of(row, mapping, kind=AnswerRows):
-    """What the rows of a data set hold besides its fields."""
+    """The columns and keys of rows that no format reads."""
     fields = choose_fields(row, mapping, "train.jsonl", kind=kind)
     ignored = [theirs for theirs, ours in mapping.items() if ours == "ignore"]
-    return Unused(kind.format_of(fields), fields, ignored, kind.is_judged)
+    return Unused(kind.format_of(fields), fields, ignored, kind.is_demonstration)
 
 
 def problems_of(row):

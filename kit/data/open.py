@@ -57,7 +57,7 @@ def open_data(
         vocab_size: rows of the model's embedding.
         global_batch_size: samples, or packs, of one step.
         kind: what the rows hold, as the objective asks for it.
-        rollout_steps: steps that learn from the model's own answers to one batch of prompts; 0: from those of the data.
+        rollout_steps: steps on the model's own answers to one batch of prompts (GRPO); 0: on those of the data.
         images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
 
     Raises:
@@ -133,7 +133,7 @@ def open_data(
 
 
 def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list[str]) -> Samples:
-    """The samples with a prompt behind which an answer has room. Raises ``UserError`` if there is none."""
+    """The samples whose prompt leaves room for an answer. Raises ``UserError`` if there is none."""
     starts = train.answer_spans[:, 0]
     chosen = np.flatnonzero((starts > 0) & (starts + max_new_tokens <= max_length))
     found = f"{len(train) - len(chosen)} of {len(train)} samples have no prompt, or one of more than "
@@ -147,7 +147,7 @@ def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list
 
 
 def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> Store:
-    """The samples of a data set. Raises ``UserError`` if they cannot be learned from as they are."""
+    """The samples of a data set. Raises ``UserError`` if they cannot be trained on as they are."""
     name = dataset.source.name
     store = tokenise(dataset, encoder, settings.dataset_num_proc, settings.on_bad_row == "skip")
     samples = store.arrays["samples"]

@@ -81,9 +81,12 @@ def test_settings_that_the_data_do_not_fit_are_refused(tmp_path, tokenizer):
         ({"dataset": "a.jsonl", "eval_split_size": 0.01}, "0.01 of 20 samples leaves nothing to evaluate on"),
         ({"dataset": "a.jsonl", "eval_split_size": 20}, "20 of 20 samples leaves nothing to train on"),
         ({"dataset": "a.jsonl,b.jsonl", "max_train_samples": 1}, "max_train_samples: nothing of b is left to train on"),
-        ({"dataset": "text.jsonl", **asks}, "predict_with_generate: text.jsonl is plain text, which asks nothing"),
-        ({"dataset": "ids.jsonl", **asks}, "predict_with_generate: ids.jsonl is token ids, which asks nothing"),
-        ({"dataset": "text.jsonl", "system_prompt": "Be brief."}, "given, but text.jsonl holds text, where no message"),
+        ({"dataset": "text.jsonl", **asks}, "predict_with_generate: text.jsonl is plain text, which has no prompts"),
+        ({"dataset": "ids.jsonl", **asks}, "predict_with_generate: ids.jsonl is token ids, which has no prompts"),
+        (
+            {"dataset": "text.jsonl", "system_prompt": "Be brief."},
+            "given, but text.jsonl holds text, which has no message",
+        ),
     ):
         with pytest.raises(UserError) as caught:
             open_all(tokenizer, **flags)

@@ -270,7 +270,7 @@ def test_kto_takes_images_before_the_answer_alone(vision_model, tmp_path):
             assert torch.equal(mismatched[i].tower_inputs[name], values)
     rows[1]["completion"] += [asked[0], answers[0]]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"rated.jsonl:2 images: one behind the first answer"):
+    with pytest.raises(UserError, match=r"rated.jsonl:2 images: one after the first answer"):
         check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora")
 
 
@@ -283,5 +283,5 @@ def test_a_half_of_a_pair_has_no_image_of_its_own(half, vision_model, tmp_path):
     pair = {"prompt": [asked], "chosen": [first], "rejected": [later]}
     pair[half] = [first, asked, later]
     (data := tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    with pytest.raises(UserError, match=r"pairs.jsonl:1 images: one behind the first answer"):
+    with pytest.raises(UserError, match=r"pairs.jsonl:1 images: one after the first answer"):
         check(vision_model("qwen2_vl"), data, objective="dpo", global_batch_size=1, method="lora")

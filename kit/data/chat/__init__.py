@@ -1,1 +1,1 @@
-"""Rows become texts and token ids; the tokens to learn from are marked."""
+"""Rows become texts and token ids, with a loss mask: the weight of each token."""

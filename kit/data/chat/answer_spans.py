@@ -2,9 +2,9 @@
 
 Promises:
 
-- The text before an answer is the prompt at inference, character by character. If the template writes it otherwise
-  once the answer is there, the answer is put after the prompt. If the answer cannot be found behind it, it is refused.
-- An answer ends where generation would stop. What a template writes behind that, such as the header of the next turn,
+- The text before an answer is the generation prompt, character by character. If the template writes it differently
+  once the answer is there, the answer is put after the prompt. If the answer cannot be found after it, it is refused.
+- An answer ends where generation would stop. What a template writes after that, such as the header of the next turn,
   is not part of it.
 """
 
@@ -20,17 +20,21 @@ from kit.data.chat.template import AS_CONTENT, BLOCKS, OTHER_TEMPLATE, Messages,
 from kit.data.chat.turn_ends import Stops
 from kit.system.errors import UserError
 
-MOVED = "the chat template writes the text before an answer otherwise than the prompt at inference, which is taken"
-OPEN_THOUGHT = "the prompt opens a thought that the answer does not close, so it is learned as a thought"
-EMPTY_THOUGHT = "an answer without reasoning closes at once the thought that the prompt opens, and this is learned"
-OTHER_PROMPT = (
-    "the {% generation %} blocks of the chat template mark an answer after another text than the prompt at inference"
+MOVED = "the chat template writes the text before an answer differently from the generation prompt, which is used"
+OPEN_THOUGHT = (
+    "the generation prompt opens a <think> block that the answer never closes, so all of it is trained on as reasoning"
 )
-CLOSED = "the chat template leaves a last answer open: it was closed with the token that another turn would begin with"
+EMPTY_THOUGHT = (
+    "an answer without reasoning closes the generation prompt's <think> block at once, and this is trained on"
+)
+OTHER_PROMPT = (
+    "the chat template's {% generation %} blocks mark an answer after another text than the generation prompt"
+)
+CLOSED = "the chat template writes no end-of-turn token after the last answer: the next turn's first token was added"
 
 # What opens or closes a part of a turn: <think>, </think>, <|channel>, [THINK].
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-# A prompt that opens a thought, and what ends one: </think>, <|END_THINKING|>, [/THINK].
+# A generation prompt that opens a <think> block, and what ends one: </think>, <|END_THINKING|>, [/THINK].
 _OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
 # A tag that closes a part: </think>, [/THINK], <|END_THINKING|>, <channel|>.
@@ -62,7 +66,7 @@ class AnswerFinder:
     def find(self, conversation: Conversation, i: int, is_marked: bool = False) -> RenderedAnswer:
         """Find message number ``i``, an answer, in the rendering of the conversation up to it.
 
-        ``is_marked``: the answer is what the ``{% generation %}`` blocks of the template mark behind the prompt.
+        ``is_marked``: the answer is what the ``{% generation %}`` blocks of the template mark after the prompt.
         """
         text, blocks = conversation.render_marked(i + 1) if is_marked else (conversation.render(i + 1), [])
         whole, prompt = text, self.prompt(conversation, i, text)
@@ -71,7 +75,7 @@ class AnswerFinder:
         if not text.startswith(prompt):
             text, moved_from = self._put_after_prompt(prompt, text, conversation, i)
             if is_marked and moved_from is None:
-                found = f"messages[{i}]: its {{% generation %}} blocks do not follow the prompt at inference"
+                found = f"messages[{i}]: its {{% generation %}} blocks do not follow the generation prompt"
                 raise self._template.refusal(found, BLOCKS)
             at = moved_from or start
             remarks = (MOVED,)
@@ -89,7 +93,7 @@ class AnswerFinder:
         return RenderedAnswer(text, spans, remarks)
 
     def _spans(self, text: str, blocks: list[Span], start: int, i: int) -> list[Span]:
-        """What of the ``{% generation %}`` blocks is behind ``start``, to the end-of-turn token of the last of them."""
+        """The parts of the ``{% generation %}`` blocks after ``start``, to the end-of-turn token of the last."""
         # Some templates mark the header of the turn too, which at inference is part of the generation prompt.
         spans = [(max(left, start), right) for left, right in blocks if right > start]
         if not spans:
@@ -117,7 +121,7 @@ class AnswerFinder:
         if self._stops.ends_turn(text, start, end):
             return answer
         longer = self._followed(conversation, i)
-        # Its thought may be gone there, so what is looked for is the last that it says.
+        # Its reasoning may be gone there, so what is looked for is the last that it says.
         tail = text[_start_of_last_part(text, start, end, conversation.messages[i]) : end]
         at = longer.find(tail, max(0, _num_shared(longer, text[:end]) - len(tail)))
         while at >= 0:
@@ -162,7 +166,9 @@ class AnswerFinder:
             shared_end = len(text) - num_differing  # up to here the text stays if another message follows
             more = text[shared_end:end].strip()
             if shared_end > content_end and more and conversation.render(i).rstrip().endswith(more):
-                found = f"messages[{i}]: the template writes more behind the answer, without an end: {more[:30]!r}"
+                found = (
+                    f"messages[{i}]: the template writes more after the answer, without an end of turn: {more[:30]!r}"
+                )
                 raise self._template.refusal(found)
         return end
 
@@ -183,7 +189,7 @@ class AnswerFinder:
         found = (
             f"messages[{i}]: the template opens the next turn after every answer ({tail[-30:]!r}), and writes no EOS"
         )
-        fix = "name the token that the template writes behind an answer as eos_token in tokenizer_config.json"
+        fix = "set eos_token in tokenizer_config.json to the token that the template writes after an answer"
         raise self._template.refusal(found, fix)
 
     def _put_after_prompt(self, prompt: str, text: str, conversation: Conversation, i: int) -> tuple[str, int | None]:
@@ -192,7 +198,7 @@ class AnswerFinder:
         Returns this text, and where the answer begins in ``text``; None if it has only the end of the answer.
 
         The header is what the generation prompt adds. It may hold a part that the template does not write before an
-        answer, such as an empty thought: then the answer follows what it writes of the header.
+        answer, such as an empty <think> block: then the answer follows what it writes of the header.
         """
         without_header = conversation.render(i)
         header = prompt.removeprefix(without_header) if prompt.startswith(without_header) else ""
@@ -208,14 +214,14 @@ class AnswerFinder:
                 continue
             answer = text[at:]
             missing = _TAG.findall(header[cut:])
-            if len(missing) % 2:  # it opens a thought, and the answer is none
+            if len(missing) % 2:  # it opens a <think> block, and the answer has none
                 thought = _continued(header[cut:], conversation.messages[i], answer)
                 if thought is not None:
                     return prompt + thought, None
             elif not missing or (_CLOSING.match(missing[-1]) and not answer.lstrip().startswith(tuple(missing))):
                 return prompt + answer, at
             break
-        reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
+        reason = f"messages[{i}]: the text before the answer differs from the generation prompt"
         fix = OTHER_TEMPLATE
         if not i:
             fix = 'give the first answer "train": false, or put a question before it'
@@ -227,7 +233,7 @@ class AnswerFinder:
     def _check_one_turn(self, answer: str, message: dict[str, Any], i: int) -> None:
         """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS.
 
-        The reasoning may be a turn: behind that, servers of such models let them go on.
+        The reasoning may be a turn: after that, servers of such models continue.
         """
         eos = self._stops.eos
         if not eos or answer.count(eos) < 2:
@@ -240,10 +246,10 @@ class AnswerFinder:
             raise self._template.refusal(reason)
 
     def _after_header(self, text: str, header: str, limit: int, messages: Messages, i: int) -> int | None:
-        """Where answer number ``i`` begins in ``text``: behind the last ``header`` that the whole answer follows.
+        """Where answer number ``i`` begins in ``text``: after the last ``header`` that the whole answer follows.
 
-        An answer may be several messages, each with a header. If it is nowhere whole, this is behind the last header;
-        and None if there is no header behind the messages before the answer.
+        An answer may be several messages, each with a header. If it is nowhere whole, this is after the last header;
+        and None if there is no header after the messages before the answer.
         """
         # Earlier answers may be written otherwise than in the prompt, or be left out: the prompt is checked for them.
         others = [message for message in messages[:i] if message["role"] != "assistant"]
@@ -262,7 +268,7 @@ class AnswerFinder:
 
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
-    """Remarks on an answer whose prompt opens a thought."""
+    """Remarks on an answer whose generation prompt opens a <think> block."""
     # Such a tag has no other bracket in it; a search from the start would try each of the prompt.
     starts = (prompt.rfind("<"), prompt.rfind("["))
     if not any(_OPENED.match(prompt, start) for start in starts if start >= 0):
@@ -278,11 +284,11 @@ def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
 
 
 def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None:
-    """What the model writes after a prompt that opens a thought, if the content has the thought and ``answer`` not.
+    """What the model writes after a prompt that opens a <think> block, if the content has it and ``answer`` not.
 
     Args:
         opening: the end of the prompt, such as ``"<think>\\n"``.
-        answer: what the template writes: the content without its thought, and the end of the turn.
+        answer: what the template writes: the content without its reasoning, and the end of the turn.
     """
     content = message["content"].strip()
     tag = opening.strip()
@@ -297,7 +303,7 @@ def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None
 
 
 def _start_of_last_part(text: str, start: int, end: int, message: dict[str, Any]) -> int:
-    """Where ``text[start:end]``, an answer, has the name of its last call, or else its content after the thought."""
+    """Where ``text[start:end]``, an answer, has the name of its last call, or else its content after the reasoning."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or []]
     part = names[-1] if names else THINK.split(message["content"])[-1].strip()
     return max(text.rfind(part, start, end), start) if part else start

@@ -7,18 +7,18 @@ A sample is one of:
   (system, user, assistant or tool) and ``content`` (text), and may have ``name`` and ``tool_call_id``. Only the first
   message may be a system message. An assistant message may also have ``tool_calls`` (``{"type": "function",
   "function": {"name": ..., "arguments": {...}}}``, optionally with ``id``), ``reasoning_content`` and ``weight``
-  (float; 1 if absent; 0 means that nothing is learned from it).
+  (float; 1 if absent; 0 masks it out of the loss).
 - ``{"prompt": text, "completion": text}`` and ``{"text": text}``.
 - ``{"prompt": ..., "chosen": ..., "rejected": ...}``: two answers to one prompt, the better one and the worse one; all
   are lists of messages, or all are texts.
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
 - All but the next may have ``images``, if they are conversations: see ``kit.data.chat.image_parts``.
-- ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
+- ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where the loss is masked).
 - For a classification or embedding head ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with
   answers or without; with ``margin``, or with ``label``, a list of names.
 
 Promises: a row that does not fit is reported with the first field that is wrong, such as ``messages[2].role``; nothing
-that would change what is learned is guessed or dropped. Each module of ``kit.data.kinds`` declares its formats.
+that would change the training is guessed or dropped. Each module of ``kit.data.kinds`` declares its formats.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a k
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
 IMAGES = "images"
-IGNORED = -100  # the label of a token that is not learned
+IGNORED = -100  # the label of a token that is masked out of the loss
 ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of data sets that have none
 ANSWERS = ("output", "completion", "chosen", "rejected", "reasoning_content")  # which may stand alone in a list
 
@@ -51,7 +51,7 @@ class Format:
             absent, a value that the row lacks is None. Raises ``UserError`` with the first thing that is wrong.
         optional: columns that a data set may have too; a row may lack them, or have null.
         all_or_none: columns that a data set may have too, but then in every row.
-        is_chat: each row is a conversation. Its questions are not learned from, which is checked.
+        is_chat: each row is a conversation. Its user turns are masked out of the loss, which is checked.
     """
 
     columns: tuple[str, ...]
@@ -120,7 +120,7 @@ def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapp
     if not check_text("input", more, may_be_empty=True).strip():
         more = ""
     if more and (instruction is None or are_messages(instruction)):
-        expected = "it beside an instruction that is a string"
+        expected = "it with an instruction that is a string"
         raise UserError("input", "given without an instruction", expected)
     if more and prompt_format and not reads_input(prompt_format):
         expected = "none, because prompt_format of the data set has no {input}"

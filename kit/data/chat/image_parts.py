@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from kit.system.errors import UserError, kind
 
 IMAGE = "\ufdd2"  # a noncharacter, which no text holds, like the marks of ``kit.data.chat.sandbox``
-MARK = "<image>"  # in the texts of LLaMA-Factory, ms-swift and others, beside a column of images
+MARK = "<image>"  # in the texts of LLaMA-Factory, ms-swift and others, with a column of images
 TYPES = ("image", "image_url", "input_image")  # of the parts of a message: transformers' and Anthropic's, OpenAI's
 Reference = str | bytes
 _MAX_PATH = 4096  # characters: Linux opens none that is longer
@@ -71,7 +71,7 @@ def image_of_part(where: str, part: Mapping[str, Any]) -> Reference | None:
     """Return the image of a part of a message; None if it only says where one of the column ``images`` stands."""
     unknown = [key for key, value in part.items() if value and key not in (*_OF_IMAGE, *_NEEDLESS)]
     if unknown:
-        raise UserError(where, f"the key {unknown[0]!r} beside an image, which is not read", "a part without it")
+        raise UserError(where, f"the key {unknown[0]!r} of an image, which is not read", "a part without it")
     given = [part[key] for key in _OF_IMAGE if part.get(key)]
     if not given:
         return None
@@ -103,7 +103,7 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
     messages = [message for each in lists.values() for message in each]
     if not column and not any("images" in message for message in messages):
         num_marks = sum(message["content"].count(MARK) for message in messages if message["role"] != "assistant")
-        if has_column and num_marks:  # it would be learned as text
+        if has_column and num_marks:  # it would be trained on as text
             raise UserError("images", f"none for {num_marks} marks {MARK} in the messages", "as many as marks")
         return sample
     if not isinstance(column, list):
@@ -113,7 +113,7 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
     if not messages:
         more = "" if {"chosen", "label"} & sample.keys() else ",completion=output"
         fix = f"--dataset_columns prompt=instruction{more} makes messages of such columns; or write messages"
-        raise UserError("images", "given beside texts", "them beside messages", fix)
+        raise UserError("images", "given with plain texts", "them with messages", fix)
     changed = {name: [dict(message) for message in each] for name, each in lists.items()}
     messages = [message for each in changed.values() for message in each]
     if any(message["content"].count(IMAGE) != len(message.get("images", ())) for message in messages):
@@ -124,7 +124,9 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
     for message in messages:
         found = message.pop("images", [])
         if found and message["role"] == "assistant":
-            raise UserError("messages", "an image in an answer", "images in what is asked: none is learned")
+            raise UserError(
+                "messages", "an image in an assistant turn", "images in user turns: image tokens are never supervised"
+            )
         of_messages += found
     if len(given) != of_messages.count(None):
         found = f"{len(given)} of them for {of_messages.count(None)} places in the messages"
@@ -146,7 +148,9 @@ def _holds(value: Any) -> bool:
 def _mark(messages: list[dict[str, Any]], given: list[Reference]) -> None:
     """Put ``IMAGE`` where the texts have ``MARK``, or at the beginning of the first question."""
     if any(MARK in message["content"] for message in messages if message["role"] == "assistant"):
-        raise UserError("messages", f"{MARK} in an answer", "images in what is asked: none is learned")
+        raise UserError(
+            "messages", f"{MARK} in an assistant turn", "images in user turns: image tokens are never supervised"
+        )
     asked = [message for message in messages if message["role"] != "assistant"]
     for message in asked:
         if count := message["content"].count(MARK):

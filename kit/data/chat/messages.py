@@ -50,7 +50,7 @@ Message = dict[str, Any]
 def check_text(where: str, value: Any, may_be_empty: bool = False) -> str:
     """Return a value that is text. Raises ``UserError`` if it is no string, is blank, or cannot be encoded as UTF-8.
 
-    ``may_be_empty``: spaces, or nothing, stand for no text. Invisible characters never do: they would be learned.
+    ``may_be_empty``: spaces, or nothing, stand for no text. Invisible characters never do: they would be trained on.
     """
     if not isinstance(value, str):
         raise UserError(where, kind(value), "a string")
@@ -90,7 +90,7 @@ def system_message(values: Mapping[str, Any]) -> list[Message]:
 def check_no_system(values: Mapping[str, Any]) -> None:
     """Raise ``UserError`` if the column ``system`` holds something, in a row of texts, where no message can stand."""
     if system_message(values):
-        raise UserError("system", "given beside texts", "the question as instruction, which makes a chat")
+        raise UserError("system", "given with plain texts", "the question as instruction, which makes a chat")
 
 
 def after_system(values: Mapping[str, Any], messages: list[Message]) -> list[Message]:
@@ -126,9 +126,9 @@ def read_messages(
     messages = [_message(f"{where}[{i}]", written, roles) for i, written in enumerate(given)]
     for i, message in enumerate(messages):
         if message["role"] == "system" and not (may_begin and i == 0):
-            raise UserError(f"{where}[{i}].role", "another system message, or one behind others", "one, first")
+            raise UserError(f"{where}[{i}].role", "a second system message, or one after other messages", "one, first")
     if needs_answer and all(message["role"] != "assistant" for message in messages):
-        raise UserError(where, "no assistant turn", "at least one: nothing else is learned")
+        raise UserError(where, "no assistant turn", "at least one: only these are trained on")
     # In OpenAI's form a blank system message is kept: without one, some templates write their own.
     is_left_out = roles is SPEAKERS and messages[0]["role"] == "system" and not messages[0]["content"].strip()
     return messages[1:] if is_left_out else messages

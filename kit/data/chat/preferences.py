@@ -6,7 +6,7 @@ both places.
 Promises:
 
 - Each answer is the continuation of the same prompt. A row in which the prompts differ is a problem.
-- Texts stay texts. They become messages only beside messages, or where the question is called ``instruction``.
+- Texts stay texts. They become messages only together with messages, or where the question is called ``instruction``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Compiles and renders chat templates, which are programs of strangers, in the sandbox of transformers.
+"""Compiles and renders untrusted chat templates in the sandbox of transformers.
 
 Promises:
 
@@ -52,7 +52,7 @@ def render(source: str, values: Mapping[str, Any], has_marks: bool = False) -> s
     return _guarded(source, lambda: _compiled(source, has_marks).render(given))
 
 
-@lru_cache(maxsize=32)  # templates are made anew for each block of rows
+@lru_cache(maxsize=32)  # templates are made again for each block of rows
 def variables(source: str) -> frozenset[str]:
     """Return the variables that a template reads."""
 

@@ -13,17 +13,17 @@ from kit.system.errors import UserError
 
 THINK = re.compile("</?think>")
 _OPENING_TAG, _CLOSING_TAG = r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])", r"(?:</[^<>\s]*think[^<>\s]*>|\[/THINK\])"
-# A content that begins with a thought: its tag, the thought, and what comes after it.
+# A content that begins with reasoning in tags: the tag, the reasoning, and what comes after it.
 _BEGINS_WITH_THOUGHT = re.compile(rf"\s*({_OPENING_TAG})(.*?){_CLOSING_TAG}(.*)", re.IGNORECASE | re.DOTALL)
 _ENDS_WITH_THOUGHT = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
 # What a template does with a message, for reports.
 _TEXT = "leaves its text out or changes it, or leaves out a call before it"
 _PART = "leaves part of the answer out, or changes it"
 _NO_REASONING = "leaves the reasoning of the answer out"
-WITH_TOOLS = "give a template that writes tools and calls as --chat_template; of the kit's own chatml and llama3 do"
+WITH_TOOLS = "--chat_template with a template that supports tool calling, such as chatml or llama3"
 AS_SCHEMA = 'write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}'
 WITH_REASONING = (
-    "give a template that writes reasoning as --chat_template, or leave it out of the rows; with one that writes it in "
+    "--chat_template with a template that writes reasoning, or leave it out of the rows; if it does so in "
     "the last answer alone, --train_on assistant"
 )
 
@@ -36,15 +36,15 @@ def reads(template: Template, name: str) -> bool:
 def check_extras(template: Template, messages: Messages, tools: Tools, learned: Container[int]) -> None:
     """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key.
 
-    Reasoning counts only in ``learned``, the numbers of the answers to learn from.
+    Reasoning counts only in ``learned``, the numbers of the supervised answers.
     """
     if tools and "tools" not in template.variables:
-        raise template.refusal("the template knows no tools, and this sample lists some", WITH_TOOLS)
+        raise template.refusal("the template has no tools, and this sample lists some", WITH_TOOLS)
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
-            raise template.refusal(f"messages[{i}]: the template knows no tool_calls", WITH_TOOLS)
+            raise template.refusal(f"messages[{i}]: the template has no tool_calls", WITH_TOOLS)
         if i in learned and message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
-            raise template.refusal(f"messages[{i}]: the template knows no reasoning_content", WITH_REASONING)
+            raise template.refusal(f"messages[{i}]: the template has no reasoning_content", WITH_REASONING)
 
 
 def check_shown(
@@ -91,20 +91,20 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
 
 
 def check_thought(template: Template, text: str, moved_text: str, content: str, tag: str, thought: str, i: int) -> None:
-    """Raise ``UserError`` if the content of an answer begins with a thought that the model would not write there.
+    """Raise ``UserError`` if an answer's content begins with reasoning that the model would not write there.
 
-    That is so if the template writes a thought of its own before it, or reasoning in another form.
+    That is so if the template writes a reasoning block of its own before it, or reasoning in another form.
 
     Args:
         text: the rendering up to the answer with the number ``i``.
-        moved_text: the same with the thought given as reasoning; empty if the template does not take it.
+        moved_text: the same with this given as reasoning; empty if the template does not take it.
         content: of the answer. It begins with ``tag`` and ``thought``.
     """
     at = len(text)
     for _ in range(content.count(tag)):
         at = max(text.rfind(tag, 0, at), 0)
     if _ENDS_WITH_THOUGHT.search(text[:at]):
-        found = f"messages[{i}]: the template writes a thought of its own before the thought in the content"
+        found = f"messages[{i}]: the template writes a reasoning block of its own before the one in the content"
         raise template.refusal(found, AS_REASONING)
     if thought.strip() in moved_text and "".join(moved_text.split()) != "".join(text.split()):
         found = f"messages[{i}]: the content begins with {tag}, and the template writes reasoning in another form"
@@ -112,7 +112,7 @@ def check_thought(template: Template, text: str, moved_text: str, content: str, 
 
 
 def thought_of(message: dict[str, Any]) -> tuple[str, str, str] | None:
-    """The tag, the thought and the rest of an answer whose content begins with a thought, and that has no reasoning."""
+    """The tag, the reasoning and the rest of an answer whose content begins with a <think> block; else None."""
     found = _BEGINS_WITH_THOUGHT.match(message["content"])
     if not found or message.get("reasoning_content") or not found[2].strip():
         return None
@@ -120,7 +120,7 @@ def thought_of(message: dict[str, Any]) -> tuple[str, str, str] | None:
 
 
 def keeps_reasoning(text: str, message: dict[str, Any]) -> bool:
-    """Whether ``text`` has all reasoning of ``message``, an answer: its own, and the thoughts in its content."""
+    """Whether ``text`` has all reasoning of ``message``, an answer: its own, and the <think> blocks in its content."""
     *thoughts, _ = THINK.split(message["content"])
     return all(thought.strip() in text for thought in [message.get("reasoning_content") or "", *thoughts])
 
@@ -137,7 +137,7 @@ def _end_of(template: Template, text: str, start: int, message: dict[str, Any], 
 def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> tuple[int, str]:
     """Where ``message`` ends in ``text[start:]``; and what the template does with it, an empty string if it is there.
 
-    Of an answer that is not learned, the reasoning need not be there.
+    The reasoning of a masked answer need not be there.
     """
     role = message.get("role", "assistant")
     parts = THINK.split(message["content"]) if role == "assistant" else message["content"].split(IMAGE)

@@ -28,9 +28,9 @@ FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%
 # What to do about a conversation that a template does not take.
 OTHER_TEMPLATE = "give another template as --chat_template, or write the rows as this one takes them"
 BLOCKS = "correct the {% generation %} blocks in a copy of the template, given as --chat_template, or take them out"
-AS_REASONING = "write what is between the tags into reasoning_content of the message"
+AS_REASONING = "move the text between the tags into reasoning_content of the message"
 AS_CONTENT = (
-    "begin the content with the thought, in the tags that the template uses, each on a line of its own: "
+    "begin the content with the reasoning, in the template's tags, each on its own line: "
     '"<think>\n...\n</think>\n\n..."'
 )
 
@@ -88,7 +88,7 @@ def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], fix: str = "") 
     for key in kwargs:
         if key in free:
             continue
-        found = f"the chat template reads no {key!r}, so it would change nothing"
+        found = f"the chat template does not use {key!r}"
         expected = "one of " + ", ".join(free) if free else "none"
         raise UserError("chat_template_kwargs", found, expected, did_you_mean(key, free) or fix)
 
@@ -171,7 +171,7 @@ class Template:
 
     def too_long(self, most: int) -> UserError:
         """Return the exception to raise for a conversation that takes more than ``most`` characters in all texts."""
-        found = "too long: all earlier turns are read anew for each answer"
+        found = "too long: all earlier turns are rendered again for each answer"
         expected = f"at most {most >> 20} million characters in all"
         return UserError("messages", found, expected, "split the conversation into several rows")
 
@@ -181,7 +181,7 @@ class Template:
 
     @cached_property
     def marks_answers(self) -> bool:
-        """Whether the template has ``{% generation %}`` blocks, which mark the text to learn from."""
+        """Whether the template has ``{% generation %}`` blocks, which mark the supervised text."""
         return bool(re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", self.source))
 
     @cached_property

@@ -71,7 +71,7 @@ class Encoded:
     """The token ids of a sample, and their weights."""
 
     input_ids: list[int]  # [T]
-    weights: list[float]  # [T], of each token in the loss as a target; 0: nothing is learned from it
+    weights: list[float]  # [T], of each token in the loss as a target; 0: masked out
     remarks: tuple[str, ...] = ()  # for the user; if a conversation became several samples, the first has them
     num_images: int = 0  # the first ones of the sample stand in it
     form: str = FORMS[0]
@@ -129,9 +129,9 @@ def encode_all(
     - ``prompt`` and ``completion``: as lists of messages only the completion's assistant turns are supervised. As
       texts: BOS + prompt + completion + EOS, completion and EOS supervised. The texts are not changed, with one
       exception: if there is no whitespace on either side of the border, the *completion* gets a leading newline. The
-      model learns to write it, so at inference the prompt is exactly the user's text.
+      model is trained to write it, so at inference the prompt is exactly the user's text.
     - ``text``: BOS + text + EOS, all supervised.
-    - ``images`` beside one of the former, each with ``height`` and ``width``: the token that the template writes for an
+    - ``images`` with one of the former, each with ``height`` and ``width``: the token that the template writes for an
       image is replaced by its placeholders, which are never supervised.
     - ``plain``, a text or two: what the tokenizer itself makes of them, with its special tokens.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
@@ -244,7 +244,7 @@ class _Encoder:
     def encode_chat(
         self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any], images: Sequence[Any] = ()
     ) -> TokenRequests:
-        """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
+        """Encode a conversation; answers from message number ``first`` on are supervised. Returns ``list[Encoded]``."""
         template, drafter = self.drafters.of(bool(tools), kwargs)
         drafts = drafter.drafts(messages, first, tools)
         remarks = []
@@ -267,9 +267,7 @@ class _Encoder:
         samples = yield from self.encode_drafts(drafts, template)
         starts = [ids[:2] for ids, _ in samples]
         if self.bos is not None and [self.bos, self.bos] in starts:
-            found = (
-                f"two BOS tokens ({self.tokenizer.bos_token}) at the start, of which the template writes one or both"
-            )
+            found = f"two BOS tokens ({self.tokenizer.bos_token}) at the start, at least one of them from the template"
             raise template.refusal(found)
         if self.adds_bos and any(ids[:1] != [self.bos] for ids in starts):
             remarks.append(NO_BOS)
@@ -346,7 +344,7 @@ class _Encoder:
         splitting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.splitting]
         cuts = []
         offsets: list[tuple[int, int]] = []  # of all tokens, listed once they are needed
-        after = 0  # the first token that ends behind the span before
+        after = 0  # the first token that ends after the previous span
         for start, end, _ in draft.spans:
             num_before = bisect_right(splitting, start, key=itemgetter(2))
             begin, at = splitting[num_before - 1][:2] if num_before else (0, 0)

@@ -4,7 +4,7 @@ Promises:
 
 - An assistant turn is supervised from the end of the generation prompt to the end of its end-of-turn token.
 - The text before a supervised turn is the prompt at inference, character by character (``answers.py``). But if the
-  author of a template has marked the text to learn from with ``{% generation %}``, the marks are followed.
+  author of a template has marked the supervised text with ``{% generation %}``, the marks are followed.
 - Some templates render an answer differently once more messages follow. Then the conversation becomes several texts,
   and each answer is supervised once, in the text that the model would see and write at that point.
 """
@@ -32,8 +32,8 @@ from kit.data.chat.template import Jinja, Messages, Template, Tools, no_template
 from kit.data.chat.turn_ends import Stops
 from kit.system.errors import UserError
 
-NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
-FORGOTTEN = "the chat template leaves out the reasoning of answers that are only read, as at inference"
+NO_END_OF_TURN = "the chat template ends an answer without an end-of-turn token, so the model will not learn to stop"
+FORGOTTEN = "the chat template drops the reasoning of masked answers, as at inference"
 
 MAX_CHARACTERS = 1 << 24  # of all texts that one conversation becomes; a line of data has no more
 MAX_DRAFTERS = 256  # kept at a time: rows may have chat_template_kwargs of their own
@@ -91,7 +91,7 @@ class Drafter:
             raise
 
     def _drafts(self, messages: Messages, learned: list[int], weights: dict[int, float], tools: Tools) -> list[Draft]:
-        """The drafts of ``messages``, of which the answers with the numbers ``learned`` have a weight."""
+        """The drafts of ``messages``; the answers with the numbers ``learned`` are supervised."""
         conversation = Conversation(self._template, messages, tools)
         for i in learned:
             self._check_thought(conversation, i)
@@ -99,7 +99,7 @@ class Drafter:
             return [self._whole(messages, weights, tools)]
         answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in learned}
         if not answers:
-            # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
+            # A conversation without a supervised token is still a draft: the caller counts it as dropped.
             return [Draft(self._template.render(messages, tools), [], num_images=_num_images(messages))]
         drafts: list[Draft] = []
         while answers:
@@ -127,7 +127,7 @@ class Drafter:
         return drafts[::-1]
 
     def _check_thought(self, conversation: Conversation, i: int) -> None:
-        """Raise ``UserError`` if the content of answer ``i`` has a thought that the template writes otherwise."""
+        """Raise ``UserError`` if the template rewrites the <think> block in the content of answer ``i``."""
         messages = conversation.messages
         if parts := thought_of(messages[i]):
             tag, thought, rest = parts
@@ -143,7 +143,7 @@ class Drafter:
         """The draft for ``train_on="all"``: weight 1 everywhere."""
         for i, weight in weights.items():
             if weight != 1:
-                found = f"its weight is {weight:g}, but --train_on all learns every token"
+                found = f"its weight is {weight:g}, but --train_on all trains on every token"
                 raise UserError(f"messages[{i}]", found, fix="leave it out, or --train_on assistant")
         text = self._template.render(messages, tools)
         check_shown(self._template, text, messages, tools, weights)

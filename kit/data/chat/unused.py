@@ -1,9 +1,9 @@
-"""Finds what a row holds besides the fields of its format. Pure.
+"""Finds columns and keys of a row that its format does not read. Pure.
 
 Promises:
 
 - Columns and keys of messages that nothing reads are counted, so that they can be listed.
-- The names below must not be ignored unseen: one with a value that would change what is learned is a problem, unless
+- The names below must not be ignored unseen: one with a value that would change the training is a problem, unless
   the user has said to ignore it.
 """
 
@@ -16,21 +16,21 @@ from kit.data.chat.formats import IGNORED, Format, opened
 from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_message
 from kit.system.errors import Problem
 
-_MEDIA = "media, and only text and images are learned from"
+_MEDIA = "media other than text and images, which are not supported"
 _IMAGES = "images that are not read here; map the column to images, which goes with conversations, or with output alone"
 _IMAGE = "an image that is not read here; write it as a part of the content, or into a column images"
-_WEIGHT = "how much is learned from it; give assistant messages a train or weight"
-_MASK = "what is learned, and only whole messages can be chosen; give them a train or weight"
+_WEIGHT = "a loss weight; give assistant messages a train or weight"
+_MASK = "a loss mask, and only whole messages can be masked; give them a train or weight"
 _SYSTEM = "a system prompt; map it to system, which goes with conversations, and with instruction and output"
 _TOOLS = "tools of the assistant; map it to tools, which goes with messages and conversations"
 _HISTORY = "earlier turns; map it to history, which goes with instruction and output"
 _CONTEXT = "more text for the question; map it to input, which goes with instruction and output"
-_ASKED = "what is asked about a picture; map it to instruction, which goes with output"
+_ASKED = "a question about an image; map it to instruction, which goes with output"
 _DOCUMENTS = "documents that a chat template would put into the prompt; write them into the messages"
-_CALLS = "calls of tools; write them as the tool_calls of an assistant message"
-_REASONING = f"the reasoning of an answer; it is read as {REASONING[0]}, of a message or beside instruction and output"
+_CALLS = "tool calls; write them as the tool_calls of an assistant message"
+_REASONING = f"the reasoning of an answer; write it as {REASONING[0]}, of a message or with instruction and output"
 _VARIABLE = "a variable of the chat template; write it into a column chat_template_kwargs"
-_LABEL = "an answer marked as bad would be learned; --objective kto learns from answers with a label"
+_LABEL = "SFT would train on an answer marked as bad; --objective kto takes unpaired preferences"
 _TURN = "one message of a conversation in each row; join them to lists"
 _PACKED = "how samples are packed; give each sample a row, without this column"
 
@@ -91,29 +91,29 @@ def without_keys(row: Mapping[str, Any], names: Collection[str]) -> Mapping[str,
 
 
 class Unused:
-    """What the rows of one data set hold besides the fields of its format."""
+    """The columns and keys of one data set's rows that its format does not read."""
 
     def __init__(
-        self, format: Format, fields: Mapping[str, str], ignored: Collection[str], is_judged: bool = False
+        self, format: Format, fields: Mapping[str, str], ignored: Collection[str], is_demonstration: bool = True
     ) -> None:
         """
         Args:
             fields: the columns that are read: our field to their column.
             format: the one they are of.
             ignored: columns, and keys such as ``messages.loss_weight``, that the user wants to be ignored.
-            is_judged: see ``RowKind``.
+            is_demonstration: see ``RowKind``.
         """
         first = format.columns[0]
         self._ignored = frozenset(ignored)
         self._read = frozenset(fields.values())
         harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
-        harmless |= {_LABEL} if is_judged else set()
+        harmless |= set() if is_demonstration else {_LABEL}
         harmless |= {_ASKED} if first != "images" else set()
         self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, frozenset(COLUMNS.values()) - harmless)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
-        """Count what is not used of a row. Returns a problem for each part that would change what is learned."""
+        """Count what is not used of a row. Returns a problem for each part that would change the training."""
         meanings: dict[str, str] = {}  # of each column or key; empty if it changes nothing
         for column, value in opened(row, self._read).items():
             if column not in self._read:
@@ -148,7 +148,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _changes(meaning: str, column: str, value: Any) -> bool:
-    """Whether a value in a column of ``COLUMNS`` would change what is learned."""
+    """Whether a value in a column of ``COLUMNS`` would change the training."""
     values = _flat(value)
     if column == "labels":
         return IGNORED in values
@@ -162,7 +162,7 @@ def _changes(meaning: str, column: str, value: Any) -> bool:
 
 
 def _unused_keys(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The keys of a message that are not read, each with its meaning if that would change what is learned."""
+    """The keys of a message that are not read, each with its meaning if that would change the training."""
     texts = ("role", "content") if "role" in message else ("from", "value")
     is_answer = SPEAKERS.get(str(message.get(texts[0])), "assistant") == "assistant"
     has_reasoning = any(map(message.get, REASONING))

@@ -31,7 +31,7 @@ class Data:
     # Not of a stream: recipes that stream are refused wherever these are read.
     train: Samples = None  # type: ignore[assignment]
     order: Order = None  # type: ignore[assignment]
-    steps_per_batch: int = 1  # that learn from one batch of ``order``
+    steps_per_batch: int = 1  # on one batch of ``order``
 
     @property
     def chat_template(self) -> Jinja:

@@ -1,4 +1,4 @@
-"""Answers to other prompts: the samples over which KTO measures how far the model has moved from its reference."""
+"""Mismatched prompt-completion pairs, on which KTO estimates its KL term against the reference model."""
 
 from collections.abc import Sequence
 from typing import Any

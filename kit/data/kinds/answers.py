@@ -1,4 +1,4 @@
-"""Answers to write: conversations, prompts with completions, texts, and token ids."""
+"""Rows for SFT, distillation and GRPO: conversations, prompt-completion, texts, and token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +50,7 @@ def _from_instruction(values: Mapping[str, Any]) -> Sample:
 def _from_images(values: Mapping[str, Any]) -> Sample:
     """Answers to pictures alone, such as captions."""
     if not values[IMAGES]:
-        raise UserError(IMAGES, "none", "a picture, to which output is the answer")
+        raise UserError(IMAGES, "none", "an image, which output describes")
     answer = {"role": "assistant", "content": check_text("output", values["output"])}
     return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}
 
@@ -112,8 +112,8 @@ class AnswerRows(RowKind):
         Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
         Format((IMAGES, "output"), _from_images, optional=("system",), is_chat=True),
     )
-    objective = "--objective sft learns the answers"
-    is_judged = False
+    objective = "--objective sft takes answers to imitate"
+    is_demonstration = True
 
     def join(self, sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Sequences] | Problem:
         """See ``RowKind``."""
@@ -134,7 +134,7 @@ ANSWER_ROWS = AnswerRows()
 
 
 class PromptRows(AnswerRows):
-    """Of which the prompts are answered in rollouts. None is cut: it is known later whether an answer has room."""
+    """Prompts for GRPO. None is truncated: whether a completion has room is known later."""
 
     is_cut = False
     learned = "in answers"

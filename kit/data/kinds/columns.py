@@ -168,7 +168,7 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], kind: type[RowKind]) -
         if set(format.columns) <= set(mapping.values()):
             return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
     step = f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
-    kinds = sorted(KINDS.values(), key=lambda other: not other.is_judged)  # those of answers would read others too
+    kinds = sorted(KINDS.values(), key=lambda other: other.is_demonstration)  # demonstrations would read others too
     others_read = (other.objective for other in kinds if other != kind and _complete([*row], {}, ignored, other))
     return {}, next(others_read, step)
 
@@ -179,6 +179,6 @@ def _fits(kind: type[RowKind], ours: str, theirs: str, value: Any) -> bool:
         return value is not None
     if are_messages(value) or is_message(value):
         return ours in _MESSAGES
-    if ours == "prompt" and (theirs != ours or not kind.is_judged):
+    if ours == "prompt" and (theirs != ours or kind.is_demonstration):
         return False
     return isinstance(alone(value) if ours in ANSWERS else value, str) and ours not in _CHATS

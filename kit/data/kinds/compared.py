@@ -1,4 +1,4 @@
-"""Texts that are compared: the better and the worse answer to a prompt, or two texts without one."""
+"""Rows for reward models: preference pairs with a margin, and queries with positive and negative texts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,13 +41,13 @@ def _read(values: Mapping[str, Any]) -> Sample:
 
 
 class ComparedRows(TextRows):
-    """Sequence 0 is the better one, 1 the worse one. Value: the margin."""
+    """Sequence 0 is the chosen or positive text, 1 the rejected or negative one. Value: the margin."""
 
     formats = (
         Format(("rejected", "chosen"), _read, optional=("margin", *INPUTS), all_or_none=("prompt", "instruction")),
         Format(("negative", "query", "positive"), _read, optional=("margin",)),
     )
-    objective = "--objective reward learns which of two texts is better"
+    objective = "--objective reward takes preference pairs"
     answers = OnePrompt.answers
 
     def parts(self, sample: Sample) -> list[Sample]:
@@ -63,11 +63,11 @@ class ComparedRows(TextRows):
             return joined
         better, *worse = joined[0]
         if any(each.input_ids == better.input_ids for each in worse):
-            return Problem("", "the worse text has the same tokens as the better one", "another text")
+            return Problem("", "the rejected text has the same tokens as the chosen one", "another text")
         return [(better, each) for each in worse]
 
     def cut(self, sequences: Sequences, limits: Limits) -> tuple[list[Sequences], str]:
-        """See ``RowKind``. Two texts that differ only in what was cut teach nothing."""
+        """See ``RowKind``. Texts that differ only in the truncated part are dropped."""
         if 0.0 in sequences[0].weights:  # of a prompt
             return OnePrompt().cut(sequences, limits)
         (texts,), remark = super().cut(sequences, limits)

@@ -1,4 +1,4 @@
-"""Contrasts: a text, one that belongs to it, and any number of others that do not; each is embedded alone."""
+"""Contrastive rows for embedding models: anchor, positive, and any number of hard negatives."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -20,10 +20,10 @@ def _read(values: Mapping[str, Any]) -> Sample:
 
 
 class ContrastRows(TextRows):
-    """Sequence 0 is the text, 1 the one that belongs to it."""
+    """Sequence 0 is the anchor, 1 the positive, the others are hard negatives."""
 
     formats = (Format(("anchor", "positive"), _read, optional=("negative",)),)
-    objective = "--objective embed learns which texts belong to each other"
+    objective = "--objective embed takes contrastive rows"
 
     @classmethod
     def of(cls, settings: "ObjectiveSettings") -> Self:

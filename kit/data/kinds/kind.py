@@ -1,4 +1,4 @@
-"""What there is to know of a kind of rows: how they are read, encoded, cut and stored, and what an objective gets."""
+"""The protocol of a dataset type: how its rows are read, encoded, truncated and stored for an objective."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -13,7 +13,7 @@ from kit.system.errors import Problem
 if TYPE_CHECKING:
     from kit.config.settings.objective import ObjectiveSettings
 
-START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
+START_CUT = "their start was truncated, because excess_length_strategy is keep_end"
 # Those of one sample: of a pair the prompt with each of its answers; of contrasts the anchor, the positive, negatives.
 Sequences = tuple[Encoded, ...]
 
@@ -57,13 +57,13 @@ class RowKind:
 
     Attributes:
         formats: in order of precedence: the first one whose columns are all there is taken.
-        objective: which objective learns from such rows, and what.
+        objective: the objective that takes such rows, for messages.
         answers: the keys of a sample that hold answers to one prompt.
-        is_judged: the rows say what is better, or right; an objective measures them. Else they are answers to write.
-        pools: a head reads the states of the tokens with a weight; else these tokens are predicted.
-        is_cut: a sample that is longer than ``max_length`` is cut, or left out.
-        has_mismatched: an objective also sets each prompt beside the answer to another (``feed.mismatched``).
-        compares_answers: to one prompt, so their lengths may give away which is better.
+        is_demonstration: answers to imitate, as for SFT; else preferences, labels or contrastive texts.
+        pools: hidden states of the tokens with a weight are pooled; else these tokens are targets.
+        is_cut: a sample that is longer than ``max_length`` is truncated, or left out.
+        has_mismatched: the objective also needs mismatched prompt-completion pairs (``feed.mismatched``).
+        compares_answers: to one prompt, so that length bias can be measured.
         too_few: what is expected if a single sample is too few.
         learned: what the tokens with a weight are called in a summary.
     """
@@ -71,7 +71,7 @@ class RowKind:
     formats: ClassVar[tuple[Format, ...]]
     objective: ClassVar[str]
     answers: ClassVar[tuple[str, ...]] = ()
-    is_judged: ClassVar[bool] = True
+    is_demonstration: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     is_cut: ClassVar[bool] = True
     has_mismatched: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class RowKind:
         return [sample]
 
     def join(self, sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Sequences] | Problem:
-        """Return the samples that the encoded parts of a row make, or why it cannot be learned from."""
+        """Return the samples that the encoded parts of a row make, or why it cannot be trained on."""
         raise NotImplementedError
 
     def cut(self, sequences: Sequences, limits: Limits) -> tuple[list[Sequences], str]:
@@ -111,11 +111,11 @@ class RowKind:
         raise NotImplementedError
 
     def weighted(self, sequences: Sequences) -> Sequences | None:
-        """Return a sample with its final weights; None if nothing of it is learned."""
+        """Return a sample with its final weights; None if no token is supervised."""
         return sequences if any(sequences[0].weights[1:]) else None
 
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
-        """Return the numbers that are stored beside the tokens of a sample: where the answer to generate is, first."""
+        """Return the numbers that are stored with the tokens of a sample: where the answer to generate is, first."""
         return list(answer_span(sequences[0].weights))
 
     def per_sequence(self, table: Stored, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -132,7 +132,7 @@ class RowKind:
         return 0.0
 
     def hashes(self, table: Stored, of_ids: np.ndarray) -> np.ndarray:
-        """Return a hash of each sample, uint64 [N], equal for those that teach the same.
+        """Return a hash of each sample, uint64 [N], equal for duplicates.
 
         Args:
             of_ids: uint64 [N], a hash of the ids of each.

@@ -1,4 +1,4 @@
-"""Texts with labels: a text, two texts, or a conversation, with the names of its labels."""
+"""Classification rows: a text, a pair of texts or a conversation, with the names of its labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def _name(where: str, value: Any) -> str:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     if isinstance(value, float):
-        raise UserError(where, repr(value), "the name or the number of a label; no amount is learned")
+        raise UserError(where, repr(value), "the name or the number of a label; regression labels are not supported")
     return check_text(where, value).strip()
 
 
@@ -64,7 +64,7 @@ class LabelledRows(TextRows):
         Format(("label", "text"), _read),
         Format(("label", "query", "document"), _read),
     )
-    objective = "--objective classify learns the labels of texts"
+    objective = "--objective classify takes texts with labels"
 
     @classmethod
     def of(cls, settings: "ObjectiveSettings") -> Self:

@@ -1,4 +1,4 @@
-"""Answers to one prompt: how they are encoded, and cut alike. Pure.
+"""Preference rows: answers to one prompt, encoded and truncated alike. Pure.
 
 Promises:
 
@@ -17,11 +17,11 @@ from kit.data.kinds.kind import Limits, RowKind, Sequences
 from kit.system.errors import Problem
 
 INPUTS = ("input", "system", "tools", "chat_template_kwargs")  # columns of their formats
-PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
+PROMPT_CUT = "the start of the prompt was truncated, so that no answer is"
 
 
 class OnePrompt(RowKind):
-    """A prompt and answers, of which all is learned or compared: the keys ``answers`` of a sample."""
+    """A prompt and its answers: the keys ``answers`` of a sample."""
 
     answers: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
 
@@ -37,7 +37,7 @@ class OnePrompt(RowKind):
             if isinstance(answer, Problem):
                 return answer
             if len(answer) > 1:
-                found = "the chat template rewrites earlier turns, so these answers have no text in common"
+                found = "the chat template rewrites earlier turns, so these answers have no prompt in common"
                 return Problem(name, found, "one answer", "make a row of each, with the turns before it as the prompt")
             if not any(answer[0].weights[1:]):
                 return Problem(name, "nothing of it is supervised", "an answer with a weight")
@@ -47,7 +47,7 @@ class OnePrompt(RowKind):
         for i, (name, other) in enumerate(zip(self.answers[1:], others, strict=True), 1):
             if num_prompt != first_target(other) or first.input_ids[:num_prompt] != other.input_ids[:num_prompt]:
                 found = f"the prompt before it has other tokens than before the {self.answers[0]} answer"
-                fix = "the same prompt; turns that are only read are part of it, up to an answer"
+                fix = "the same prompt; masked turns are part of it, up to an answer"
                 return Problem(name, found, fix)
             same = [self.answers[k] for k in range(i) if sequences[k].input_ids == other.input_ids]
             if same:

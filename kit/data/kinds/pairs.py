@@ -1,4 +1,4 @@
-"""Pairs: two answers to one prompt, of which one is better."""
+"""Preference pairs: a chosen and a rejected answer to one prompt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class PairRows(OnePrompt):
     formats = (
         Format(("chosen", "rejected"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
     )
-    objective = "--objective dpo learns from pairs of answers"
+    objective = "--objective dpo takes preference pairs"
     compares_answers = True
 
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:

@@ -1,4 +1,4 @@
-"""Rated answers: an answer to a prompt, and whether it is a good one."""
+"""Unpaired preference (KTO): an answer to a prompt, and whether it is a good one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,10 +29,10 @@ class RatedRows(OnePrompt):
     formats = (
         Format(("label", "completion"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
     )
-    objective = "--objective kto learns from answers with a label"
+    objective = "--objective kto takes unpaired preferences"
     answers = ("completion",)
     has_mismatched = True
-    too_few = "at least two samples: kto sets each prompt beside the answer to another"
+    too_few = "at least two samples: kto estimates the KL term on mismatched prompt-completion pairs"
 
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
         """See ``RowKind``."""
@@ -53,7 +53,7 @@ class RatedRows(OnePrompt):
         lines = [f"{line}; good answers: {num_good}, bad ones: {num - num_good}"]
         if num_good in (0, num):
             missing = "bad" if num_good else "good"
-            found = f"there is no {missing} answer, and kto learns from what tells good answers from bad ones"
+            found = f"there is no {missing} answer, and kto needs both"
             lines.append(f"warning: {found}")
         return lines
 

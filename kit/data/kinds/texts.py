@@ -1,7 +1,7 @@
-"""Texts for a classification or embedding head, of whose tokens it reads the states. Pure.
+"""Rows for reward models, classifiers and embedding models, which pool hidden states of a text. Pure.
 
-A text alone, or with a second one, becomes what the model's own tokenizer makes of it (``plain``): so what is trained
-on is what ``pipeline`` of transformers and sentence-transformers give the model.
+A text, or a pair of texts, is tokenised by the model's own tokenizer (``plain``), as ``pipeline`` of transformers and
+sentence-transformers do.
 """
 
 import re
@@ -25,7 +25,7 @@ class TextRows(RowKind):
     """Texts that are encoded alone.
 
     Attributes:
-        pooling: of which tokens a head reads the states: ``last``, or ``mean`` for all.
+        pooling: ``last`` takes the hidden state of the last token, ``mean`` the mean of all.
     """
 
     pooling: str = "last"
@@ -53,7 +53,7 @@ class TextRows(RowKind):
         return [cut], START_CUT if limits.strategy == "keep_end" else ""
 
     def weighted(self, sequences: Sequences) -> Sequences | None:
-        """See ``RowKind``: 1 for the tokens of which a head reads the states."""
+        """See ``RowKind``: 1 for the tokens whose hidden states are pooled."""
         last = self.pooling == "last"
         return tuple(
             replace(each, weights=[0.0 if last else 1.0] * (len(each.input_ids) - 1) + [1.0]) for each in sequences

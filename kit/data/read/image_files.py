@@ -1,4 +1,4 @@
-"""Images of strangers: whether they can be decoded, and their pixels, both within bounds.
+"""Untrusted images: check that they decode, and load their pixels, within limits.
 
 Promises:
 
@@ -27,8 +27,8 @@ MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
 MAX_RATIO = 200  # some processors make the shorter side a given number of pixels, whatever the longer one is then
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
-INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
+EXPECTED = "a still image: PNG, JPEG, WebP, BMP or GIF"
+INSTALL = "python -m pip install pillow num2words"
 
 
 class Image(NamedTuple):
@@ -49,7 +49,7 @@ def find(path: str, folder: str) -> Path:
     if not target.startswith(root.rstrip("/") + "/"):
         found = f"not below {folder or '.'}"
         fix = "--image_folder with the folder in which all images lie; paths are relative to it"
-        raise UserError("", found, "a file there: nothing else of this machine is learned unseen", fix)
+        raise UserError("", found, "a file below it: the run reads no other files", fix)
     return Path(target)
 
 
@@ -93,7 +93,7 @@ def pixels(image: Image, folder: str) -> Any:
     with _as_problem(given):
         content = _read(given, folder)
         if xxhash.xxh3_64_intdigest(content) != image.digest:
-            fix = "start the command again: it is read anew"
+            fix = "start the command again: it is then read again"
             raise UserError("", "changed since its row was read", fix=fix)
         return _decoded(content)
 
@@ -134,14 +134,14 @@ def _decoded(content: bytes) -> Any:
     try:
         picture: Any = pil.open(io.BytesIO(content), formats=FORMATS)
     except pil.UnidentifiedImageError:
-        raise UserError("", "no picture that is known", EXPECTED) from None
+        raise UserError("", "no known image format", EXPECTED) from None
     width, height = picture.size
     if height * width > MAX_PIXELS:
         raise UserError("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million")
     if max(height, width) > MAX_RATIO * min(height, width):
         raise UserError("", f"{width} x {height} pixels", f"one side at most {MAX_RATIO} times the other")
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
-        raise UserError("", f"an animation of {picture.n_frames} pictures", EXPECTED)
+        raise UserError("", f"an animation of {picture.n_frames} frames", EXPECTED)
     picture.load()
     with suppress(Exception):  # EXIF may hold anything
         ImageOps.exif_transpose(picture, in_place=True)

@@ -1,11 +1,11 @@
-"""Data at an address: a file, a folder or a pattern, copied to this machine once.
+"""Data at a remote URL: a file, a folder or a glob, copied to this machine once.
 
 Promises:
 
 - The files of an address are copied into the cache complete or not at all, by one process of a machine, and are then
   read as local files.
 - Each start asks the store for the version of each file (its ETag, or what the store has like it). Where one differs,
-  they are copied anew, and then their content counts, as that of any local file.
+  they are copied again, and then their content counts, as that of any local file.
 - Nothing is taken from the cache without asking the store.
 """
 

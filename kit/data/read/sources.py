@@ -1,4 +1,4 @@
-"""Finds what the name of a data set stands for: files, a folder, an address, or a data set of the hub.
+"""Finds the data set of a name: files, a folder, a remote URL, or a data set of the hub.
 
 Promises:
 
@@ -41,7 +41,7 @@ from kit.system.errors import Problem, Problems, UserError, did_you_mean, did_yo
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}; text may be compressed ({', '.join(DECOMPRESSORS)})"
-# Files that ``datasets`` writes beside the data; they hold no rows.
+# Files that ``datasets`` writes next to the data; they hold no rows.
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -101,7 +101,7 @@ def open_source(
       those of ``split``. If every file, or its folder, is named after a split (``train/0.jsonl``,
       ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
-    - an address that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache first;
+    - a remote URL that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache;
     - a hub id, with its ``config``. ``revision`` is its branch, tag or commit.
 
     ``split`` of a hub id may be a slice such as ``train[:10%]``.
@@ -181,7 +181,7 @@ def _find_files(name: str, path: Path, split: str, flag: str, notes: list[str]) 
         path = path.parent
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     found = f"no file or folder {name!r}" + ("" if path.parent.is_dir() else f", nor a folder {str(path.parent)!r}")
-    expected = f"a file ({KNOWN}), a folder, a pattern, an address, or a hub id"
+    expected = f"a file ({KNOWN}), a folder, a glob, a remote URL, or a hub id"
     fix = did_you_mean_path(str(path), siblings)
     raise UserError(flag, found, expected, fix)
 
@@ -214,15 +214,15 @@ def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -
     for relative in chosen:
         if _leaves(files[relative], path):
             found = f"{name}/{relative} is a link to {os.path.realpath(files[relative])}, which is not in this folder"
-            fix = "name the files by a pattern, which follows links, if you know what is there; or put copies in place"
-            raise UserError(flag, found, "files in it; nothing else of this machine is learned unseen", fix)
+            fix = "name the files by a glob, which follows links; or replace the links by copies"
+            raise UserError(flag, found, "files in it: the run reads no others", fix)
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
 
 def _check_saved(name: str, chosen: list[Path], flag: str) -> None:
     """Raise ``UserError`` if some files of a save of ``datasets`` are lost, or those of an earlier save are left.
 
-    Their names say how many the save wrote. Rows would be left out, or learned twice.
+    Their names say how many the save wrote. Rows would be left out, or trained on twice.
     """
     totals: dict[str, list[int]] = {}
     for relative in chosen:
@@ -237,7 +237,7 @@ def _check_saved(name: str, chosen: list[Path], flag: str) -> None:
 
 
 def _leaves(file: Path, folder: Path) -> bool:
-    """Whether a file in a folder is a link, or behind one, to what is not in it. Those in the hub's cache are not."""
+    """Whether a file in a folder is a link, or reached by one, to a file outside it. Not in the hub's cache."""
     folder = Path(os.path.realpath(folder))  # it may be a link into the hub's cache
     inside = [str(folder)]
     # The hub's cache: datasets--owner--name/snapshots/COMMIT has links to datasets--owner--name/blobs.

@@ -1,4 +1,4 @@
-"""Stores behind an address: s3://, gs://, hf://, https://, memory:// and whatever else fsspec opens.
+"""Remote stores: s3://, gs://, hf://, https://, memory:// and whatever else fsspec opens.
 
 Promises: a request that fails is made again; one that the store refuses is not. A message names the address, the cause
 and what to do. Credentials come from the environment or the files of the store's own library, never from an address.
@@ -15,7 +15,7 @@ from kit.system.errors import Problem, UserError, causes, did_you_mean_path, fir
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}  # of this package, by the beginning of an address
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # the package for each protocol
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
 _REFUSED = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 PAUSES_SECONDS = (1.0, 2.0, 4.0)  # between the attempts of a request; libraries make some of their own
@@ -40,13 +40,13 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
 
     protocol = address.partition("://")[0]
     options: dict[str, Any] = {}
-    if _EXTRAS.get(protocol) == "s3" and "config_kwargs" not in fsspec.config.conf.get(protocol, {}):
+    if _PACKAGES.get(protocol) == "s3fs" and "config_kwargs" not in fsspec.config.conf.get(protocol, {}):
         options["config_kwargs"] = {"connect_timeout": CONNECT_SECONDS}
     try:
         filesystem, path = fsspec.url_to_fs(address, **options)
     except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        fix = f'pip install "accelerate-recipes[{extra}]"' if extra else f"install it ({first_line(error)})"
+        package = _PACKAGES.get(protocol)
+        fix = f"python -m pip install {package}" if package else f"install it ({first_line(error)})"
         found = f"{address!r} needs a package that is not installed"
         raise UserError(field, found, fix=fix) from None
     except ValueError as error:
@@ -85,7 +85,7 @@ def problem_of(error: BaseException, address: str, field: str, filesystem: Any =
     """Return the problem for what a request about ``address`` raised.
 
     Args:
-        filesystem: is asked for similar names beside ``path``, if nothing is there.
+        filesystem: is asked for similar names next to ``path``, if nothing is there.
     """
     reason = first_line(error)
     if _has_no_credentials(error):
@@ -100,7 +100,7 @@ def problem_of(error: BaseException, address: str, field: str, filesystem: Any =
     if isinstance(error, PermissionError):
         fix = "give the account that right, or use another one: its own programs (`aws s3 ls`) show what it may do"
         return Problem(field, f"{address!r}: not allowed ({reason})", fix=fix)
-    own = "; a store of your own: AWS_ENDPOINT_URL" if _EXTRAS.get(address.partition("://")[0]) == "s3" else ""
+    own = "; for another S3 endpoint: AWS_ENDPOINT_URL" if _PACKAGES.get(address.partition("://")[0]) == "s3fs" else ""
     fix = f"check the network, then type the same command again{own}"
     return Problem(field, f"{address!r} cannot be reached ({type(error).__name__}: {reason})", fix=fix)
 

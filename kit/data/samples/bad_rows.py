@@ -15,10 +15,10 @@ from kit.system.errors import Problem, UserError, raise_if
 SKIPPED_FILE = "skipped_rows.jsonl"
 # What may happen to samples, in words that take max_length.
 LOSSES = {
-    "num_truncated": "cut at {} tokens",
-    "num_split": "cut in pieces of {} tokens",
+    "num_truncated": "truncated at {} tokens",
+    "num_split": "chunked into pieces of {} tokens",
     "num_dropped_long": "left out: longer than {} tokens",
-    "num_dropped_images": "left out: longer than {} tokens, and with images, which are not cut",
+    "num_dropped_images": "left out: longer than {} tokens, and with images, which are never truncated",
     "num_dropped_unsupervised": "dropped: nothing supervised left",
 }
 MAX_UNUSED = 10  # columns in a note
@@ -63,7 +63,7 @@ class Tally:
 
         Args:
             skips: rows that cannot be used may be skipped, unless there are too many.
-            num_left: samples, or tokens, to learn from.
+            num_left: samples, or supervised tokens.
         """
         num_bad, num_rows = num_distinct(self.bad), self.counts["num_rows"]
         fix = FIX_ROWS if _are_too_many(num_bad, num_rows) else FIX
@@ -73,11 +73,11 @@ class Tally:
             return
         found, fix = "no rows", ""
         if any(self.counts[key] for key in ("num_truncated", "num_dropped_long", "num_dropped_images")):
-            found = f"none of {num_rows} samples has something to learn within max_length"
+            found = f"none of {num_rows} samples has a supervised token within max_length"
             fix = "raise --max_length"
         elif num_rows:
             found = f"nothing in {num_rows} samples is supervised"
-            fix = "`kit inspect` shows what of them would be learned"
+            fix = "`kit inspect` shows the loss mask"
         raise UserError(Problem(name, found, "at least one", fix), *problems_of(self.bad))
 
     def record(self) -> dict[str, Any]:

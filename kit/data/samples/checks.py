@@ -36,15 +36,15 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
             found = "instructions without a prompt_format, while the training data have one"
             problems.append(Problem(name, found, "the same wording", "give its entry the same prompt_format"))
         if encoder.settings.system_prompt and not dataset.is_evaluation and not _takes_system(dataset, encoder):
-            found = f"given, but {name} holds {dataset.format}, where no message can stand"
+            found = f"given, but {name} holds {dataset.format}, which has no messages"
             problems.append(Problem("system_prompt", found, "conversations", "leave out --system_prompt"))
         if generates and (dataset.is_evaluation or holds_out) and ("text" in fields or "input_ids" in fields):
-            found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
+            found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which has no prompts"
             problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
         splits = encoder.settings.excess_length_strategy == "split"
         if splits and "text" not in fields:
-            found = f"split, but {name} holds {dataset.format}, and conversations cannot be cut in pieces"
-            fix = "--excess_length_strategy drop leaves longer ones out; or --excess_length_strategy truncate cuts them"
+            found = f"split, but {name} holds {dataset.format}, and conversations cannot be chunked"
+            fix = "--excess_length_strategy drop or truncate"
             problems.append(Problem("excess_length_strategy", found, "truncate, drop or error", fix))
     return problems
 
@@ -66,8 +66,8 @@ def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     is_text = isinstance(first_sample(dataset).get("prompt"), str)
     if not is_text or encoder.template is None or encoder.prompts_as_chat:
         return []
-    what = "prompt and answers" if encoder.kind.is_judged else "prompt and completion"
-    found = f"{what} are learned as plain text, although the tokenizer has a chat template"
+    what = "prompt and completion" if encoder.kind.is_demonstration else "prompt and answers"
+    found = f"{what} are trained on as plain text, although the tokenizer has a chat template"
     fix = "--chat_template with the template's file or name makes a chat of each row"
     return [f"{dataset.source.name}: {found}; {fix}"]
 

@@ -35,7 +35,7 @@ class Dataset:
 
     @property
     def key(self) -> list[Any]:
-        """What of the entry decides what is learned, for keys of the cache and fingerprints."""
+        """The settings of the entry that change the training, for keys of the cache and fingerprints."""
         wording = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
         # Images that rows have are known by their content.
         fields = [each for each in self.fields.items() if each != (IMAGES, IMAGES)]

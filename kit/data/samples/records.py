@@ -1,4 +1,4 @@
-"""What is known of samples beside their tokens: one record each."""
+"""The record of each sample: lengths, supervised tokens, origin."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -74,8 +74,8 @@ def in_rows(entries: Sequence[Mapping[str, np.ndarray]], name: str, absent: floa
 class Table:
     """Samples, by their records. ``table[i]`` is ``(input_ids [T], weights float32 [T])``; subclasses have the tokens.
 
-    A weight is that of the token in the loss, 0 if nothing is learned from it. A sample is one or several sequences of
-    tokens, one behind the other.
+    A weight is that of the token in the loss; 0 masks it out. A sample is one or several sequences of tokens, one after
+    the other.
 
     Attributes:
         lengths: int32 [N], the number of tokens of each sample.

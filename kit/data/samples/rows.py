@@ -33,7 +33,7 @@ from kit.system.errors import Problem, UserError
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 15
 AFTER_ANSWERS = "turns after the last answer are left out"
-NO_IMAGES = Problem("images", "given, and the model reads none")
+NO_IMAGES = Problem("images", "this model does not accept images")
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 
 
@@ -124,7 +124,7 @@ class Encoder:
         """
         source = dataset.source
         piece = Piece()
-        unused = Unused(dataset.format, dataset.fields, dataset.ignored, self.kind.is_judged)
+        unused = Unused(dataset.format, dataset.fields, dataset.ignored, self.kind.is_demonstration)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
         places: list[tuple[int, int]] = []  # of each sample: part, number of its row
@@ -166,11 +166,13 @@ class Encoder:
                 continue
             every = list(chain.from_iterable(result))
             if max(chain.from_iterable(encoded.input_ids for encoded in every)) >= self.vocab_size:
-                found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
+                found = f"a token id out of range for the model's vocabulary of {self.vocab_size}"
                 refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             images = sample.get("images", [])
-            if self.images and (problem := _wrong_placeholders(result, images, self.images, self.kind.is_judged)):
+            if self.images and (
+                problem := _wrong_placeholders(result, images, self.images, self.kind.is_demonstration)
+            ):
                 refuse(place, [problem])
                 continue
             piece.counts["num_rows"] += 1
@@ -183,7 +185,7 @@ class Encoder:
                 num_tokens = max(len(encoded.input_ids) for encoded in sequences)
                 is_long = self.kind.is_cut and num_tokens > self.max_length
                 if is_long and self.settings.excess_length_strategy == "error":
-                    fix = "raise --max_length; or --excess_length_strategy truncate cuts it"
+                    fix = "raise --max_length; or --excess_length_strategy truncate"
                     found, expected = f"{num_tokens} tokens", f"at most {self.max_length}"
                     piece.problems.append(Problem(source.origin(*place), found, expected, fix))
                     continue
@@ -218,7 +220,7 @@ class Encoder:
         return problems
 
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Sequences] | Problem]:
-        """Encode samples, each to what it became, or to why it cannot be learned from."""
+        """Encode samples, each to what it became, or to why it cannot be trained on."""
         parts = [self.kind.parts(sample) for sample in samples]
         every_part = list(chain.from_iterable(parts))
         if self.prompts_as_chat:
@@ -269,24 +271,22 @@ def _ends_without_answer(sample: Sample, answers: tuple[str, ...]) -> bool:
 
 
 def _wrong_placeholders(
-    result: Sequence[Sequences], images: Sequence[image_files.Image], placeholders: ImageCodec, are_judged: bool
+    result: Sequence[Sequences], images: Sequence[image_files.Image], placeholders: ImageCodec, are_demonstrations: bool
 ) -> Problem | None:
     """The problem of a row whose tokens have another number of placeholders than its images have features.
 
-    Or of answers that are judged, and an image behind the first of them: both of a pair have the images of the prompt,
-    and kto sets another prompt before what follows it.
+    Or the problem of a preference row with an image after its first answer: both answers share the images of the
+    prompt, and kto pairs the answer with another prompt.
     """
     for encoded in chain.from_iterable(result):
         wanted = sum(placeholders.count(each.height, each.width) for each in images[: encoded.num_images])
         found = encoded.input_ids.count(placeholders.placeholder_id)
         if found != wanted:
-            text = f"{found} placeholders of images in its tokens, for {wanted} features"
-            return Problem("", text, "none but those of its images: the token stands in the text itself")
+            text = f"{found} image placeholders in its tokens, for {wanted} image features"
+            return Problem("", text, "only those of its images: the text itself contains the image token")
         first = next((i for i, weight in enumerate(encoded.weights) if i and weight), 0)
-        if are_judged and first and placeholders.placeholder_id in encoded.input_ids[first:]:
-            return Problem(
-                "images", "one behind the first answer", "all in the prompt, before the answers that are judged"
-            )
+        if not are_demonstrations and first and placeholders.placeholder_id in encoded.input_ids[first:]:
+            return Problem("images", "one after the first answer", "all in the prompt, before the answers")
     return None
 
 

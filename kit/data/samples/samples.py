@@ -202,7 +202,7 @@ class Samples(Table):
 
     @cached_property
     def answer_spans(self) -> np.ndarray:
-        """Where the answer begins and ends that the model is asked for, int64 [N, 2]: the last span that is learned."""
+        """Where the answer begins and ends that the model is asked for, int64 [N, 2]: the last supervised span."""
         return self.values[:, :2].astype(np.int64)
 
     def shown(self, prompt: str) -> str:

@@ -5,7 +5,7 @@ Promises:
 - The same samples are in the same global batches on every topology: every rank reads and tokenises the whole stream,
   and computes its share of each batch. So no rank asks another one for anything.
 - Resume is exact: a checkpoint stores a cursor for each data set, so no sample is repeated or left out. Counts of
-  skipped and cut rows begin anew.
+  skipped and truncated rows begin again.
 - Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
 - On several machines, pieces of the files are compared before any weight is loaded.
 - The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped, counted and
@@ -108,7 +108,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[li
         Remarks for the user; and whether there are images.
 
     Raises:
-        UserError: the block has no rows, rows that cannot be used, or nothing to learn from.
+        UserError: the block has no rows, rows that cannot be used, or no supervised token.
     """
     piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
     piece.check(name, skips, len(piece))

@@ -21,7 +21,7 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Store
 from kit.system.errors import TrainingError, raise_if
 
-NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
+NUM_CHECKED = 1000  # rows that are read before the fraction of bad rows is checked
 
 COUNTS = ("skipped_rows", *LOSSES)  # of a stream, in the metrics
 
@@ -89,7 +89,7 @@ class Windows:
             raise_if(shown(problems_of(bad), name, FIX))
         self._counts += piece.counts + Counter(skipped_rows=num_distinct(bad))
         num_bad, num_good = self._counts["skipped_rows"], self._counts["num_rows"]
-        if num_good + num_bad >= NUM_JUDGED:
+        if num_good + num_bad >= NUM_CHECKED:
             check_share(name, bad, num_bad, num_good)
         return bad
 

@@ -69,7 +69,7 @@ def test_the_header_of_the_next_turn_is_not_learned(eos, template, header):
 def test_a_template_that_always_opens_the_next_turn_and_writes_no_eos_is_refused(template, tokenizer):
     problem = refusal(ONE, tokenizer, template)
     assert problem.found.startswith("messages[1]: the template opens the next turn after every answer")
-    assert problem.fix.endswith("as eos_token in tokenizer_config.json")
+    assert problem.fix.startswith("set eos_token in tokenizer_config.json")
 
 
 def test_an_answer_of_several_turns_is_refused(tokenizer):
@@ -161,7 +161,7 @@ def test_an_empty_thought_in_the_prompt_is_not_learned(tokenizer):
 
 def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_a_fix(tokenizer):
     problem = refusal(ONE, tokenizer, prompting("<think>\n"))
-    assert problem.found.endswith("differs from the prompt at inference ('Hello<|im_end|>\\n' instead of '<think>\\n')")
+    assert problem.found.endswith("differs from the generation prompt ('Hello<|im_end|>\\n' instead of '<think>\\n')")
     assert problem.fix == AS_CONTENT  # as in the next test
 
 
@@ -188,7 +188,7 @@ def test_a_call_is_not_put_after_the_header_of_another_channel(tokenizer):
     texts, _ = learned(ONE, tokenizer, template)
     assert texts[0].endswith("<|im_start|>assistant<|channel|>final<|message|>[[Hello<|im_end|>]]\n")
     problem = refusal({"messages": [ONE["messages"][0], calling]}, tokenizer, template)
-    assert "differs from the prompt at inference" in problem.found
+    assert "differs from the generation prompt" in problem.found
 
 
 # A conversation that the assistant opens

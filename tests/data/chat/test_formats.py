@@ -34,10 +34,7 @@ def test_what_is_in_our_form_stays_as_it_is():
 def test_an_answer_to_a_picture_alone_becomes_messages():
     expected = {"messages": [{"role": "user", "content": IMAGE}, ANSWER], "images": ["a.png"]}
     assert sample_of({"images": "a.png", "output": "Hello"}) == expected
-    assert (
-        problems_of({"images": "", "output": "Hello"})
-        == "images: none; expected a picture, to which output is the answer"
-    )
+    assert problems_of({"images": "", "output": "Hello"}) == "images: none; expected an image, which output describes"
 
 
 def turns(*texts):
@@ -91,7 +88,9 @@ def test_an_answer_may_stand_alone_in_a_list_and_a_prompt_may_have_a_system_mess
     assert problems_of({"instruction": "Hi", "output": ["Hello", "Hi"]}) == "output: a list; expected a string"
     row = {"prompt": [USER], "completion": ["Hello"], "system": "Be kind"}
     assert sample_of(row) == {"prompt": [SYSTEM, USER], "completion": [ANSWER]}
-    assert problems_of({"prompt": "Hi", "completion": "Hello", "system": "Be kind"}).startswith("system: given beside")
+    assert problems_of({"prompt": "Hi", "completion": "Hello", "system": "Be kind"}).startswith(
+        "system: given with plain texts"
+    )
 
 
 def test_a_key_of_an_object_may_be_mapped_as_a_column():
@@ -117,7 +116,7 @@ def test_lists_of_messages_may_be_json_strings_and_other_texts_stay_texts():
 def test_a_bad_row_is_reported_with_its_field():
     for row, message in (
         ({"text": 3}, "text: a number; expected a string"),
-        ({"prompt": [USER], "completion": [SYSTEM, ANSWER]}, "completion[0].role: another system message"),
+        ({"prompt": [USER], "completion": [SYSTEM, ANSWER]}, "completion[0].role: a second system message"),
         ({"instruction": "a", "output": "b", "input": "\u200b"}, "input: only invisible characters (U+200B)"),
         ({"instruction": "a", "output": "b", "history": [["1?"]]}, "history: a list; expected a list of [question,"),
         ({"input_ids": [1, -1]}, "input_ids[1]: -1; expected a whole number of at least 0"),

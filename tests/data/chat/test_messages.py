@@ -108,7 +108,10 @@ BAD_MESSAGES = [
     ([USER, ANSWER | {"content": " \u200b"}], "messages[1].content: only invisible characters (U+200B)"),
     ([{"role": "user", "content": [{"type": "video", "url": "x"}]}, ANSWER], "content[0]: a part of type 'video'"),
     ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
-    ([USER, SYSTEM, ANSWER], "messages[1].role: another system message, or one behind others; expected one, first"),
+    (
+        [USER, SYSTEM, ANSWER],
+        "messages[1].role: a second system message, or one after other messages; expected one, first",
+    ),
     (
         [ANSWER | {"tool_calls": [ADD["function"] | {"result": 4}]}],
         "tool_calls[0].result: a key of a call that nothing",

@@ -56,11 +56,11 @@ def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
     (tmp_path / "own.jinja").write_text(SWITCH + "{{ messages }}{{ range(2) }}")
     with pytest.raises(
         UserError,
-        match=r"chat_template_kwargs: the chat template reads no 'modes', .*nothing; expected "
+        match=r"chat_template_kwargs: the chat template does not use 'modes'; expected "
         r"one of enable_thinking, mode\n.*did you mean 'mode'",
     ):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"modes": 1})
-    with pytest.raises(UserError, match="reads no 'messages'"):
+    with pytest.raises(UserError, match="does not use 'messages'"):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"messages": []})
     with pytest.raises(UserError, match="chat_template_kwargs: there is no chat template"):
         resolve_template(byte_level_tokenizer(), None, {"mode": 1})

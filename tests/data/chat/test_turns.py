@@ -139,7 +139,7 @@ def test_only_what_is_asked_for_is_learned(tokenizer):
         assert not any(encode(with_keys(CHATS["single"], assistant_0={"weight": 0}), tokenizer, template)[0].weights)
     [encoded] = encode(with_keys(CHATS["multi"], assistant_0={"weight": 0}), tokenizer, template_of("qwen3", tokenizer))
     assert encoded.remarks == () and marked(encoded, tokenizer).count("[[") == 1
-    with pytest.raises(UserError, match="the text before the answer differs from the prompt at inference"):
+    with pytest.raises(UserError, match="the text before the answer differs from the generation prompt"):
         encode(CHATS["multi"], tokenizer, BLOCKS + PROMPT.replace("assistant", "model"))
 
 
@@ -154,7 +154,7 @@ def test_train_on_all_learns_every_token(tokenizer):
     assert marked(encoded, tokenizer) == "[[Hi? 42<|endoftext|>]]"
     [encoded] = encode(CHATS["multi"], tokenizer, template_of("qwen3", tokenizer), train_on="all")
     assert marked(encoded, tokenizer).count("<|im_end|>") == 4 and all(encoded.weights)
-    with pytest.raises(UserError, match=r"messages\[1\]: its weight is 0, but --train_on all learns every token"):
+    with pytest.raises(UserError, match=r"messages\[1\]: its weight is 0, but --train_on all trains on every token"):
         encode(with_keys(sample, assistant_0={"weight": 0}), tokenizer, template, train_on="all")
 
 
@@ -188,7 +188,7 @@ def test_reasoning_of_an_answer_that_is_only_read_may_be_left_out_and_a_remark_s
 
 
 # How templates write reasoning, and why a thought in the content is refused then.
-OWN_THOUGHT = "a thought of its own before the thought"
+OWN_THOUGHT = "a reasoning block of its own before the one"
 REASONING_BLOCKS = {
     "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}": "",
     "{{ '<|channel|>' + m.reasoning_content + '<|end|>' if m.reasoning_content }}": "writes reasoning in another form",
@@ -226,7 +226,7 @@ def test_arguments_are_strings_if_the_template_expects_strings(tokenizer):
         assert '[[weather({"city": "Oslo"})<|im_end|>]]' in marked(encoded, tokenizer)
     [encoded] = encode(CHATS["tools"] | {"tools": None}, tokenizer, template_of("chatml", tokenizer))
     assert '"arguments": {"city": "Oslo"}' in marked(encoded, tokenizer)
-    with pytest.raises(UserError, match=r"messages\[1\]: the template knows no tool_calls"):
+    with pytest.raises(UserError, match=r"messages\[1\]: the template has no tool_calls"):
         encode(CALLED, tokenizer, HEADER + SIMPLE)
     with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is reported
         encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + "{{ 'a' + (m.tool_calls or 1) }}{% endfor %}")
@@ -250,7 +250,7 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
     assert "assistant\n/no_think\n[[Hello" in marked(encode(off, tokenizer, template), tokenizer)
     assert "assistant\n[[Hello" in marked(encode(CHATS["single"], tokenizer, template), tokenizer)
     with pytest.raises(
-        UserError, match=r"chat_template_kwargs: the chat template reads no 'node', .* expected one of mode"
+        UserError, match=r"chat_template_kwargs: the chat template does not use 'node'; expected one of mode"
     ):
         encode(CHATS["single"] | {"chat_template_kwargs": {"node": 1}}, tokenizer, template)
 
@@ -261,7 +261,7 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (HEADER + "{{ 'An' if loop.last else 'The' }} answer<|im_end|>\n{% endfor %}", "inference"),
+        (HEADER + "{{ 'An' if loop.last else 'The' }} answer<|im_end|>\n{% endfor %}", "generation prompt"),
         (HEADER + "an answer<|im_end|>\n{% endfor %}" + PROMPT, r"messages\[1\]: .* leaves part of the answer out"),
         (
             "{% for m in messages if m['role'] == 'assistant' %}<|im_start|>assistant\n{{ m['content'] }}<|im_end|>\n"

@@ -1,4 +1,4 @@
-"""What a row holds besides its format: counted where it does no harm, refused where it would change what is learned."""
+"""What a row holds besides its format: counted where it does no harm, refused where it would change the training."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Answers to other prompts: each prompt once, each answer once, the same on every topology and in every epoch."""
+"""Mismatched prompt-completion pairs: each prompt and answer once, the same on every topology and in every epoch."""
 
 import numpy as np
 import pytest

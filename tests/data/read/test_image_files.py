@@ -93,17 +93,17 @@ def test_what_cannot_or_may_not_be_decoded_is_refused(monkeypatch):
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
     for given, found in (
         (b"\0" * 5001, "5001 bytes; expected 1 to"),
-        (b"not a picture", "no picture that is known; expected a still picture"),
-        (svg, "no picture that is known"),
-        (encoded(pil.fromarray(COLOURS), "TIFF"), "no picture that is known"),
-        (encoded(pil.fromarray(COLOURS), "PDF"), "no picture that is known"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture that is known"),
+        (b"not a picture", "no known image format; expected a still image"),
+        (svg, "no known image format"),
+        (encoded(pil.fromarray(COLOURS), "TIFF"), "no known image format"),
+        (encoded(pil.fromarray(COLOURS), "PDF"), "no known image format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no known image format"),
         (png(9000, 9000), "9000 x 9000 pixels; expected at most 64 million"),
         (png(1, 2**25), "1 x 33554432 pixels; expected one side at most 200 times"),
         (png(2**31 - 1, 2**31 - 1), "decompression bomb"),
-        (animated("GIF"), "an animation of 3 pictures"),
-        (animated("WEBP"), "an animation of 3 pictures"),
-        (animated("PNG"), "an animation of 3 pictures"),
+        (animated("GIF"), "an animation of 3 frames"),
+        (animated("WEBP"), "an animation of 3 frames"),
+        (animated("PNG"), "an animation of 3 frames"),
         (png(4, 6, b"\0" * 5), "the image cannot be decoded"),  # fewer pixels than the header says
         (bytes(damaged), "the image cannot be decoded"),
         (with_thumbnail(3000), "the image cannot be decoded"),
@@ -177,7 +177,7 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ("[]", None),
     ):
         assert sample_of({"instruction": "what?", "output": "b", "images": cell}).get("images") == expected
-    assert "none; expected a picture" in problems_of({"images": "[null]", "output": "a"})
+    assert "none; expected an image" in problems_of({"images": "[null]", "output": "a"})
     unmarked = sample_of({"instruction": "what?", "output": "b", "images": ["a.png"]})
     assert unmarked["messages"][0]["content"] == f"{IMAGE}what?"
     assert "images" not in sample_of({"instruction": "what?", "output": "b", "images": [{"bytes": None, "path": None}]})
@@ -188,13 +188,13 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ),
         (row({"type": "image"}, images=["a", "b"]), "2 of them for 1 places"),
         (row({"type": "image", "image": 3}), "a number; expected a path"),
-        (row({"type": "image", "image": "a", "text": "b"}), "the key 'text' beside an image"),
+        (row({"type": "image", "image": "a", "text": "b"}), "the key 'text' of an image"),
         ({"instruction": "a", "output": "<image>", "images": ["a"]}, "<image> in an answer"),
         (row({"type": "image", "base64": "§"}), "not base64"),
         ({"instruction": "<image>", "output": "b", "images": ["a", "b"]}, "2 of them for 1 places"),
         ({"instruction": "<image>", "output": "b", "images": None}, "none for 1 marks"),
         ({"instruction": "a", "output": "b", "images": [URI.partition(",")[2] * 99]}, '"data:image/png;base64,"'),
-        ({"prompt": "a", "completion": "b", "images": ["a"]}, "given beside texts"),
+        ({"prompt": "a", "completion": "b", "images": ["a"]}, "given with plain texts"),
         (
             {"messages": [{"role": "user", "content": IMAGE}, {"role": "assistant", "content": "a"}], "images": ["a"]},
             "U+FDD2",

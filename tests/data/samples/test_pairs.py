@@ -114,8 +114,8 @@ def test_a_long_prompt_loses_its_start_the_same_in_both_halves(with_bos, tmp_pat
         for cut, half in zip(halves(data.train), whole, strict=True):
             assert cut.input_ids == half.input_ids[:first] + half.input_ids[first + num_over :]
             assert cut.weights == half.weights[:first] + half.weights[first + num_over :]
-        assert f"train.jsonl: 1 of 1 samples cut at {settings['max_length']} tokens" in data.notes
-        remark = "the start of the prompt was cut off, so that no answer is cut"
+        assert f"train.jsonl: 1 of 1 samples truncated at {settings['max_length']} tokens" in data.notes
+        remark = "the start of the prompt was truncated, so that no answer is"
         assert f"train.jsonl: 1 of 1 samples: {remark}" in data.notes
 
 

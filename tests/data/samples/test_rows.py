@@ -25,8 +25,8 @@ def test_of_what_is_too_long_what_is_asked_for_is_kept_and_counted(with_bos, tmp
     num_first = 1 if with_bos else 0  # BOS stays first
     ends = [each[:num_first] + each[num_first - 16 :] for each in (long_answer, long_prompt)]
     for strategy, kept, counts, note in (
-        ("truncate", [fits, long_answer[:16]], (2, 0, 1), "2 of 3 samples cut at 16 tokens"),
-        ("keep_end", [fits, *ends], (2, 0, 0), "2 of 3 samples cut at 16 tokens"),
+        ("truncate", [fits, long_answer[:16]], (2, 0, 1), "2 of 3 samples truncated at 16 tokens"),
+        ("keep_end", [fits, *ends], (2, 0, 0), "2 of 3 samples truncated at 16 tokens"),
         ("drop", [fits], (0, 2, 0), "2 of 3 samples left out: longer than 16 tokens"),
     ):
         opened = open_all(tokenizer, max_length=16, excess_length_strategy=strategy)
@@ -41,7 +41,7 @@ def test_of_what_is_too_long_what_is_asked_for_is_kept_and_counted(with_bos, tmp
 def test_a_text_with_the_character_of_images_is_cut_like_any_other(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Hi \ufdd2", "Hello " * 20))
     opened = open_all(tokenizer, max_length=32, chat_template="chatml")
-    assert "train.jsonl: 1 of 1 samples cut at 32 tokens" in opened.notes
+    assert "train.jsonl: 1 of 1 samples truncated at 32 tokens" in opened.notes
 
 
 def test_what_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
@@ -59,7 +59,7 @@ def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_on
     assert len(whole) > 60 and all(len(piece) <= 16 for piece in pieces)
     assert pieces[0] + [id_ for piece in pieces[1:] for id_ in piece[1:]] == whole
     assert opened.train.num_targets.sum() == len(whole) - 1
-    assert "train.jsonl: 1 of 1 samples cut in pieces of 16 tokens" in opened.notes
+    assert "train.jsonl: 1 of 1 samples chunked into pieces of 16 tokens" in opened.notes
 
 
 def test_weights_of_messages_reach_the_samples(tmp_path, tokenizer):
@@ -82,7 +82,7 @@ def test_a_chat_set_with_nothing_masked_is_an_error_unless_it_is_asked_for(tmp_p
 
 def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(2))
-    with pytest.raises(UserError, match="a token id for which the model, of 20 embeddings, has none"):
+    with pytest.raises(UserError, match="a token id out of range for the model's vocabulary of 20"):
         open_all(tokenizer, 20)
 
 
@@ -100,7 +100,7 @@ def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, token
 def test_a_column_that_would_change_what_is_learned_stops_the_start(name, tmp_path, tokenizer):
     write_any(name, [row | {"videos": [f"{i}.mp4"] if i > 2 else []} for i, row in enumerate(pairs(6))])
     with pytest.raises(
-        UserError, match=r"videos: media, and only text and images are learned from \(at train.* and 2 more\)"
+        UserError, match=r"videos: media other than text and images, which are not supported \(at train.* and 2 more\)"
     ):
         open_all(tokenizer, dataset=name)
     ignoring = open_all(tokenizer, dataset=name, dataset_columns="videos=ignore")

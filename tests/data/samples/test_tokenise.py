@@ -155,7 +155,7 @@ def test_a_start_that_is_killed_leaves_no_worker_and_the_next_one_works(tmp_path
 
 def test_nothing_left_is_an_error(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"prompt": "a " * 50, "completion": "c"})
-    with pytest.raises(UserError, match="none of 1 samples has something to learn within max_length"):
+    with pytest.raises(UserError, match="none of 1 samples has a supervised token within max_length"):
         open_all(tokenizer, max_length=16)
 
 
