@@ -1,12 +1,12 @@
-"""A run on the machines of a Ray cluster: one Ray worker on each, which starts the kit's own command there.
+"""Train on a Ray cluster: one Ray worker per machine starts the kit's own command there.
 
     ray job submit --address http://head:8265 --working-dir . -- python launchers/ray_train.py
 
 Edit the three places marked EDIT. If a worker fails or loses its machine, Ray starts all of them again, and the run
 continues from its last checkpoint: so set --save_steps.
 
-Tried: with Ray 2.60.0 on two hosts made of network namespaces, a rank on each, to the end of a run of six steps.
-Not tried on a cluster, nor what Ray does when a worker fails.
+Tested: with Ray 2.60.0 on two hosts made of network namespaces, a rank on each, to the end of a run of six steps.
+Not tested: a cluster, and what Ray does when a worker fails.
 """
 
 import os
@@ -21,7 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 # EDIT 1: the machines.
 NUM_MACHINES = 2
-GPUS_PER_MACHINE = 8  # 0: a rehearsal on the CPU
+GPUS_PER_MACHINE = 8  # 0: a dry run on the CPU
 MAX_FAILURES = 10
 
 # EDIT 2: the clone of the kit, at the same path on every machine.

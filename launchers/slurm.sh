@@ -1,15 +1,15 @@
 #!/bin/bash
-# A run on the machines of a Slurm cluster. A run that reaches the time limit saves, is queued again, and continues.
+# Train on a Slurm cluster. A run that reaches the time limit saves, is queued again, and resumes.
 #
 #   sbatch launchers/slurm.sh
 #
-# Edit the three places marked EDIT. The clone, its virtual environment and the output folder must be on a disk that all
-# machines share. On each machine Slurm starts the kit's own command; the kit starts a rank on each GPU.
+# Edit the three places marked EDIT. The clone, its virtual environment and the output folder must be on a shared
+# disk. On each machine Slurm starts the kit's own command; the kit starts a rank per GPU.
 #
-# Tried: on one machine, with programs in place of srun and scontrol (tests/test_launchers.py): a run of two ranks, the
-# signal before the limit, the requeue, the end. Not tried on a cluster, nor with containers.
+# Tested: on one machine, with stand-ins for srun and scontrol (tests/test_launchers.py): a run of two ranks, the
+# signal before the limit, the requeue, the end. Not tested on a cluster, nor with containers.
 
-# EDIT 1: the machines. 300 is how many seconds before the limit Slurm asks the run to save: a step and a save must fit.
+# EDIT 1: the machines. Slurm asks the run to save 300 seconds before the limit: a step and a save must fit.
 #SBATCH --job-name=kit
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=8

@@ -1,4 +1,4 @@
-"""The settings that only the command line has: they say how a run is started, and are not part of its recipe."""
+"""The flags that start a run. They are not part of a recipe, so no recipe file has them."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ _launch = partial(option, "Launch")
 
 
 class Launch(BaseModel):
-    """The settings that only the command line has."""
+    """The flags that only the command line has."""
 
     model_config = STRICT
 
@@ -18,12 +18,18 @@ class Launch(BaseModel):
         None,
         "Accelerate config: a path, or one of accelerate_configs/: single, ddp, fsdp, fsdp_hybrid, fsdp_offload, fsdp1",
     )
-    recipe: str | None = _launch(None, "a path, or a name in recipes/ (`kit recipes` lists them); without it: tiny")
+    recipe: str | None = _launch(None, "a path, or a name in recipes/ (`kit recipes` lists them); default: tiny")
     num_processes: int | None = _launch(
-        None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
+        None,
+        "world size: processes over all machines; default: one per GPU, two in a dry run on a CPU",
+        "processes",
+        ge=1,
     )
     sequence_parallel_size: int | None = _launch(
-        None, "processes that share each row, for long rows; without it: sp_size of the config, or 1", "processes", ge=1
+        None,
+        "sequence-parallel group size (Ulysses), for long rows; default: sp_size of the config, or 1",
+        "processes",
+        ge=1,
     )
     skip_memory_check: bool = _launch(
         False, "start even if the plan says that the GPUs' memory or the disk is too small"

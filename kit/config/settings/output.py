@@ -23,35 +23,35 @@ class OutputSettings(BaseModel):
     )
     save_steps: Annotated[float, Field(ge=0), AfterValidator(fraction_or_count)] | Literal["auto"] = _option(
         "auto",
-        "save every N steps; below 1 a share of all steps; 0: at the end only; auto: about every 30 minutes",
+        "save every N steps; below 1 a fraction of all steps; 0: at the end only; auto: about every 30 minutes",
         "steps",
-        expected="whole number from 0, share below 1, or auto",
+        expected="whole number from 0, fraction below 1, or auto",
     )
     save_total_limit: int = _option(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
-    keep_best: bool = _option(False, "save whenever metric_for_best_model is the best so far, and keep that too")
+    keep_best: bool = _option(False, "save at each new best metric_for_best_model, and keep the best checkpoint too")
     save_only_model: bool = _option(
-        False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
+        False, "save only the weights: a third of the size, but no run can resume from such checkpoints"
     )
     push_to_hub: Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")] | None = _option(
         None, "OWNER/NAME: upload final/ to the hub at the end, private; checked at the start", expected="OWNER/NAME"
     )
     async_save: bool = _option(
-        True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"
+        True, "write checkpoints while training continues; takes host memory for a copy of what is saved"
     )
-    resume_from_checkpoint: str = _option("auto", "auto, none, or the path of a checkpoint")
+    resume_from_checkpoint: str = _option("auto", "auto (the newest), none, or the path of a checkpoint")
     logging_steps: int = _option(1, "write metrics every N steps", "steps", ge=1)
     report_to: Annotated[
         list[Literal["tensorboard", "wandb", "trackio"]],
         BeforeValidator(comma_separated),
     ] = _option([], "trackers, separated by commas: tensorboard, wandb, trackio")
     run_name: str | None = _option(
-        None, "name of the run in trackers; default: the name that they choose", needs="report_to"
+        None, "name of the run in trackers; default: the tracker chooses one", needs="report_to"
     )
     project: str = _option("kit", "project of the run in trackers", needs="report_to")
 
     @property
     def saves_by_time(self) -> bool:
-        """Whether the clock decides when to save."""
+        """Whether saves follow the clock: about every 30 minutes."""
         return self.save_steps == "auto" and self.save_strategy is None
 
     @property
