@@ -161,7 +161,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
         num_processes=world,
         mixed_precision="no",
         device_type="cpu",
-        rehearsal=True,
+        cpu_dry_run=True,
         load_on_rank0=topology == "fsdp2",
     )
     recipe = Recipe(

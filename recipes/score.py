@@ -46,7 +46,7 @@ def main() -> None:
     from kit.model.build import open_base_config, open_config
     from kit.model.pretrained.heads import head_of
     from kit.preflight import preflight
-    from kit.run.doubtful_answers import unasked, unended
+    from kit.run.generation_warnings import missing_prompts, truncated_answers
     from kit.run.model_source import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.tasks.objectives import build_objective
@@ -90,8 +90,8 @@ def main() -> None:
     session.enter(phases.EVALUATING)
     objective = build_objective(recipe, samples.dataset_names)
     result = evaluate(policy, objective, checked.data, recipe, session.progress)
-    unended_answers = unended(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
-    for doubt in [*result.doubts(), *unended_answers, *unasked(result.counts)]:
+    unended_answers = truncated_answers(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
+    for doubt in [*result.doubts(), *unended_answers, *missing_prompts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")

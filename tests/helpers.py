@@ -326,7 +326,7 @@ def actual_strategy(**changes: Any) -> Any:
         "num_replicas": 1,
         "mixed_precision": "bf16",
         "device": "cpu",
-        "rehearsal": False,
+        "cpu_dry_run": False,
         "sharded_layers": ShardedLayers(["LlamaDecoderLayer"], 4),
         "offload": False,
         "num_threads": 1,

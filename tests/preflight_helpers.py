@@ -8,7 +8,7 @@ from kit.strategy.topology import Topology
 from kit.system.errors import UserError
 
 ONE_PROCESS = Topology(
-    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
+    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", cpu_dry_run=False
 )
 
 

@@ -17,7 +17,7 @@ from kit.evaluate import evaluate
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
-from kit.run.doubtful_answers import unasked
+from kit.run.generation_warnings import missing_prompts
 from kit.scoring.own_metric import MetricError
 from kit.tasks.objectives import build_objective
 from kit.train.policy import Policy
@@ -172,7 +172,7 @@ def test_to_samples_that_ask_nothing_no_answers_are_generated(run, knowing, monk
     asked = 2 if train_on == "assistant" else 0
     assert result.counts["num_unasked_samples"] == 3 - asked and result.counts.get("num_answers", 0) == asked
     assert ("eval_exact_match" in result.metrics) == bool(asked)
-    assert unasked(result.counts)[0].startswith(f"{3 - asked} samples ask nothing")
+    assert missing_prompts(result.counts)[0].startswith(f"{3 - asked} samples have no prompt")
 
 
 def test_the_first_few_samples_are_shown_with_their_texts(setting, run, knowing):

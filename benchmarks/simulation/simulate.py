@@ -163,7 +163,7 @@ def _topology(workload: Workload) -> Topology:
         num_processes=workload.num_gpus,
         mixed_precision="bf16" if workload.bf16 else "no",
         device_type="cpu",
-        rehearsal=True,
+        cpu_dry_run=True,
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         num_replicas=workload.num_replicas,

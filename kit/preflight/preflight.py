@@ -46,7 +46,7 @@ from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.run.output_dir import run_in
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
-from kit.strategy.precision import check_fp8_products, describe_precision
+from kit.strategy.precision import check_fp8, describe_precision
 from kit.strategy.topology import Topology, check_router_loss
 from kit.system.console import is_main, silence_libraries
 from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
@@ -159,7 +159,7 @@ def _open_model(checked: Checked, datasets: Sequence[Dataset], launch: Launch, p
     problems += check_strategy(topology, meta_model)
     router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
     problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
-    problems += check_fp8_products(recipe, topology)
+    problems += check_fp8(recipe, topology)
     if recipe.torch_compile:
         problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
     if len(problems) == num_problems:  # it needs adapters that fit

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kit.checkpoint.manifest import name_of
 from kit.config.commands import command_of
 from kit.data.feed.feed import by_file
-from kit.run.doubtful_answers import unasked, unended
 from kit.run.evaluation import Answer, Evaluation
+from kit.run.generation_warnings import missing_prompts, truncated_answers
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.run.trackers import start_trackers, track
@@ -183,8 +183,8 @@ class Log:
             why = "the evaluation data have good answers only, or bad ones only"
             doubts.append(f"no {metric}, since {why}: no evaluation is the best, and none ends the run early")
         if step:  # before training, the model may not know when to stop
-            doubts += unended(row, self.recipe.max_new_tokens, self.recipe.method, evaluation.stops)
-        doubts += unasked(row) if self.state.evaluated_step < 0 else []
+            doubts += truncated_answers(row, self.recipe.max_new_tokens, self.recipe.method, evaluation.stops)
+        doubts += missing_prompts(row) if self.state.evaluated_step < 0 else []
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more
             say(f"    asked    {_one_line(answer.prompt)}")

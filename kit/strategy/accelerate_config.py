@@ -26,7 +26,7 @@ _KINDS: dict[str, StrategyName] = {
     "multi_cpu": "ddp",
     "fsdp": "fsdp2",
 }
-_OTHER_WAYS = "DeepSpeed, Megatron-LM and TPUs are not supported: --config fsdp; docs/distributed.md says why"
+_OTHER_ENGINES = "DeepSpeed, Megatron-LM and TPUs are not supported: --config fsdp; docs/distributed.md says why"
 _FP16 = f"fp16 needs loss scaling, which skips steps. On a T4 or V100, {FLOAT32}; fp8 is --fp8 true, with bf16 here"
 
 
@@ -40,12 +40,12 @@ class _Key:
 
 _SECTIONS = ("fsdp_config", "dynamo_config", "parallelism_config")
 _KEYS = {
-    "distributed_type": _Key(tuple(_KINDS), _OTHER_WAYS),
+    "distributed_type": _Key(tuple(_KINDS), _OTHER_ENGINES),
     "mixed_precision": _Key(("no", "bf16"), _FP16),
     "use_cpu": _Key(("false", "true")),
     "gpu_ids": _Key(("all",), "put CUDA_VISIBLE_DEVICES=... in front of the command"),  # only a launcher can hide GPUs
     "fsdp_config.fsdp_version": _Key(("1", "2")),
-    "fsdp_config.fsdp_auto_wrap_policy": _Key(("transformer_based_wrap",), "each decoder layer is one unit"),
+    "fsdp_config.fsdp_auto_wrap_policy": _Key(("transformer_based_wrap",), "each decoder layer is one FSDP unit"),
     "fsdp_config.fsdp_activation_checkpointing": _Key(
         ("false",), "use --gradient_checkpointing: this one gives wrong gradients with dropout"
     ),
@@ -53,7 +53,7 @@ _KEYS = {
     "fsdp_config.fsdp_cpu_ram_efficient_loading": _Key(("true", "false")),
     "fsdp_config.fsdp_reshard_after_forward": _Key(("true", "false", "full_shard", "shard_grad_op")),
     "fsdp_config.fsdp_sharding_strategy": _Key(("full_shard", "shard_grad_op", "1", "2")),
-    "fsdp_config.fsdp_use_orig_params": _Key(("true",), "frozen and trained weights share a unit"),
+    "fsdp_config.fsdp_use_orig_params": _Key(("true",), "frozen and trained weights share an FSDP unit"),
     "dynamo_config.dynamo_backend": _Key(("no", "inductor")),
     "dynamo_config.dynamo_mode": _Key(("default",)),
     **{f"parallelism_config.{PREFIX}{name}": _Key(("1",), reason) for name, reason in NOT_OFFERED.items()},
@@ -81,15 +81,15 @@ class AccelerateConfig:
 
     strategy: Strategy
     mixed_precision: Precision
-    num_processes: int | None  # over all machines; None: one per GPU
+    num_processes: int | None  # world size; None: one per GPU
     num_machines: int
     use_cpu: bool
     layer_classes: tuple[str, ...]  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool
     load_on_rank0: bool
-    groups: GroupSizes = field(default_factory=GroupSizes)  # of hybrid sharding
-    sequence_parallel_size: int = 1  # processes that share each row
-    main_process_ip: str | None = None  # by which other machines reach the one of rank 0
+    groups: GroupSizes = field(default_factory=GroupSizes)  # of HSDP (hybrid sharding)
+    sequence_parallel_size: int = 1  # sequence-parallel group size (Ulysses)
+    main_process_ip: str | None = None  # address of the master node
     main_process_port: int | None = None
     compiles: bool = False  # whether it has a ``dynamo_config``, which asks for compiled layers
 
@@ -123,8 +123,8 @@ def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> Accel
         else:
             problems.append(Problem(where(key), f"found {value!r}", f"a mapping of {key.removesuffix('config')} keys"))
     for key in [key for key in flat if key not in _KNOWN]:
-        other_way = key.split("_")[0] in ("deepspeed", "megatron", "tpu") and _OTHER_WAYS
-        hint = other_way or did_you_mean(key, _KNOWN) or "remove it"
+        other_engine = key.split("_")[0] in ("deepspeed", "megatron", "tpu") and _OTHER_ENGINES
+        hint = other_engine or did_you_mean(key, _KNOWN) or "remove it"
         problems.append(Problem(where(key), "not a key of an Accelerate config that this kit reads", fix=hint))
 
     def choice(key: str) -> str:

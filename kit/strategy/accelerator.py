@@ -319,7 +319,7 @@ def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStra
         sequence_parallel_size=topology.sequence_parallel_size,
         mixed_precision=topology.mixed_precision,
         device=topology.device_type,
-        rehearsal=topology.rehearsal,
+        cpu_dry_run=topology.cpu_dry_run,
         sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.shards else None,
         offload=topology.strategy.offloads,
         num_threads=0,  # only known once the run starts

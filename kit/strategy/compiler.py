@@ -10,7 +10,7 @@ from kit.system.errors import Problem
 def resolve_compile(settings: ProcessSettings, config_asks: bool, topology: Topology) -> tuple[bool, list[str]]:
     """Return whether layers are compiled, and a line that says why ``auto`` does not compile.
 
-    ``auto`` compiles on CUDA if the run can. On a CPU compiling takes longer than it saves in a rehearsal.
+    ``auto`` compiles on CUDA if the run can. On a CPU, compiling takes longer than it saves in a dry run.
 
     Args:
         config_asks: whether the Accelerate config has a ``dynamo_config``. It counts unless the recipe or a flag says
@@ -27,11 +27,11 @@ def resolve_compile(settings: ProcessSettings, config_asks: bool, topology: Topo
 
 
 def compile_problems(topology: Topology) -> list[Problem]:
-    """Return a problem if the strategy, or the device, cannot compile. What torch lacks besides, it says itself."""
+    """Return a problem if the strategy, or the device, cannot compile. Other problems torch reports itself."""
     if topology.strategy.name == "fsdp1":
-        found, fix = "under FSDP1, which wraps modules inside of layers that have adapters", "--config fsdp"
+        found, fix = "not supported with FSDP1, which wraps the adapters inside layers", "--config fsdp"
     elif topology.device_type == "mps":
-        found, fix = "on MPS, for which this kit was never compiled", "use a CUDA GPU"
+        found, fix = "not tested on MPS", "use a CUDA GPU"
     elif topology.device_type == "cuda" and find_spec("triton") is None:
         found, fix = "needs triton, which is not installed", "pip install triton"
     else:

@@ -1,4 +1,4 @@
-"""How the processes of hybrid sharding are divided into groups, and why there are no other dimensions. Plain Python."""
+"""Process groups of HSDP (hybrid sharding), and why other kinds of parallelism are not offered. Plain Python."""
 
 from dataclasses import dataclass
 
@@ -7,29 +7,29 @@ from kit.system.errors import Problem
 
 PREFIX = "parallelism_config_"
 _PAGE = "docs/distributed.md says more"
-# Sizes of an Accelerate config that ask for what is not supported, the reason, and what to use instead.
+# Sizes in an Accelerate config that are not supported: the reason, and what to use instead.
 NOT_OFFERED = {
-    "tp_size": "tensor parallelism works neither with adapters nor, in Accelerate, with FSDP2; "
-    f"remove it: FSDP2 alone divides the same weights. {_PAGE}",
-    "cp_size": "context parallelism drops the masks that keep packed samples apart; "
-    f"use sp_size, by which processes share each row. {_PAGE}",
+    "tp_size": "tensor parallelism is broken with PEFT and, in Accelerate, with FSDP2; "
+    f"remove it: FSDP2 alone shards the same weights. {_PAGE}",
+    "cp_size": "context parallelism drops the attention mask, so packed samples would attend to each other; "
+    f"use sp_size (sequence parallelism). {_PAGE}",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSizes:
-    """The sizes of hybrid sharding. One that is None follows from the number of processes; both: no hybrid sharding."""
+    """Group sizes of HSDP. A size that is None follows from the world size; both None: no HSDP."""
 
-    replicas: int | None = None  # dp_replicate_size: copies of the sharded model
-    shards: int | None = None  # dp_shard_size: processes that share one copy
+    replicas: int | None = None  # dp_replicate_size: replicas of the sharded model
+    shards: int | None = None  # dp_shard_size: processes that share a replica
 
     @property
     def fewest(self) -> int:
-        """The fewest processes that have these groups; 2 without hybrid sharding."""
+        """The smallest world size with these groups; 2 without HSDP."""
         return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
 
     def num_replicas(self, num_processes: int) -> int:
-        """Return the number of copies on ``num_processes``, also if they cannot be divided into these groups."""
+        """Return the number of replicas on ``num_processes``, also if they cannot be divided into these groups."""
         return min(self.replicas or max(1, num_processes // (self.shards or num_processes)), num_processes)
 
     def problems(self, num_processes: int) -> list[Problem]:
@@ -49,7 +49,7 @@ class GroupSizes:
 def group_sizes(
     replicas: int | None, shards: int | None, strategy: StrategyName
 ) -> tuple[GroupSizes, tuple[str, str, str] | None]:
-    """Return the groups that an Accelerate config asks for, and what is wrong with them: found, expected, fix."""
+    """Return the groups of an Accelerate config, and the problem with them: found, expected, fix."""
     if strategy != "fsdp2":
         if max(replicas or 1, shards or 1) > 1:
             fix = "distributed_type: FSDP and fsdp_version: 2, as accelerate_configs/fsdp_hybrid.yaml has"

@@ -1,6 +1,6 @@
-"""What a run says of its precision: that its GPU cannot compute as asked, or that it could compute faster.
+"""Check the precision of a run: GPUs without bf16 or FP8, and float32 where bf16 would be faster.
 
-Promises: a run in float32 on a GPU says so, with the reason and what changes it. On a CPU nothing is said.
+Promises: a run in float32 on a GPU reports that, with the reason and the remedy. On a CPU nothing is reported.
 """
 
 from kit.config.settings.method import MethodSettings
@@ -13,7 +13,7 @@ _FP8_FROM = (8, 9)
 
 
 def check_precision(topology: Topology) -> list[Problem]:
-    """Return a problem if the run is to compute in bf16, which torch would emulate on one of its GPUs."""
+    """Return a problem if the run uses bf16, and torch would emulate it on one of its GPUs."""
     without = _gpu_without_bf16(topology)
     if topology.mixed_precision != "bf16" or not without:
         return []
@@ -37,15 +37,15 @@ def describe_precision(topology: Topology, config: str | None) -> list[str]:
 def _gpu_without_bf16(topology: Topology) -> str:
     """The name of the first GPU of the run on this machine that would emulate bf16; empty if all have it.
 
-    A CPU rehearses bf16, at whatever speed. Macs have it: torch needs macOS 14.
+    A CPU may emulate bf16 (dry run). Macs have it: torch needs macOS 14.
     """
     return next((gpu.name for gpu in gpus_of(topology) if gpu.major < _BF16_FROM), "")
 
 
-def check_fp8_products(settings: MethodSettings, topology: Topology) -> list[Problem]:
-    """Return a problem if the settings ask for products of 8 bits and the run cannot have them.
+def check_fp8(settings: MethodSettings, topology: Topology) -> list[Problem]:
+    """Return a problem if ``fp8`` is on and the run cannot have FP8 matmuls. There is no fallback.
 
-    No other products take their place. A CPU rehearses them, at whatever speed.
+    A CPU emulates them (dry run).
     """
     gpus, found = gpus_of(topology), ""
     if topology.device_type != "cpu" and not gpus:
@@ -54,7 +54,7 @@ def check_fp8_products(settings: MethodSettings, topology: Topology) -> list[Pro
         lowest = ".".join(map(str, _FP8_FROM))
         found = f"needs GPUs of compute capability {lowest} or above, and {old.name} has {old.major}.{old.minor}"
     elif topology.strategy.name == "fsdp1":
-        found = "under FSDP1, with which it was never run"
+        found = "not tested with FSDP1"
     elif topology.mixed_precision != "bf16":
         found = "needs mixed_precision: bf16, and the run computes in float32"
     if not settings.fp8 or not found:

@@ -1,4 +1,4 @@
-"""The strategies that the kit knows: how the processes of a run share the model. Plain Python."""
+"""The strategies of distributed training: single, DDP, FSDP2, FSDP1, HSDP, CPU offload. Plain Python."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +12,8 @@ class Strategy:
     """How the processes of a run share the model."""
 
     name: StrategyName  # ``type`` of ``strategy`` in run.json
-    offloads: bool = False  # weights, gradients and optimiser state wait in CPU memory
-    replicates: bool = False  # several groups of processes shard a copy of the model each (hybrid sharding)
+    offloads: bool = False  # CPU offload of weights, gradients and optimiser state
+    replicates: bool = False  # HSDP: several groups of processes shard a replica of the model each
 
     @property
     def title(self) -> str:

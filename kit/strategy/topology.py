@@ -28,15 +28,15 @@ class Topology:
 
     strategy: Strategy
     config_name: str  # stem of the Accelerate config file, one that comes with the kit or the user's
-    num_processes: int  # over all machines
+    num_processes: int  # world size
     mixed_precision: Precision
     device_type: str  # "cuda", "xpu", "mps" or "cpu"
-    rehearsal: bool = False  # the config is for GPUs, but this machine has none
+    cpu_dry_run: bool = False  # a config for GPUs runs on the CPU
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True
-    num_replicas: int = 1  # copies of the sharded model (hybrid sharding); 1: sharded over all processes
-    sequence_parallel_size: int = 1  # processes that share each row
-    load_on_rank0: bool = False  # rank 0 reads the weights and sends them to the other ranks
+    num_replicas: int = 1  # of the sharded model (HSDP); 1: sharded over all processes
+    sequence_parallel_size: int = 1  # group size of sequence parallelism (Ulysses)
+    load_on_rank0: bool = False  # only rank 0 reads the weights, and sends the others their shards
     backend: str | None = None  # of torch.distributed; None: torch chooses
 
     def __post_init__(self) -> None:
@@ -44,12 +44,12 @@ class Topology:
 
     @property
     def num_data_ranks(self) -> int:
-        """The number of groups of processes that get samples of their own."""
+        """The data-parallel size: the number of (groups of) processes with samples of their own."""
         return self.num_processes // self.sequence_parallel_size
 
     @property
     def num_shards(self) -> int:
-        """The number of processes over which weights, gradients and optimiser state are divided; 1 if they are not."""
+        """The number of processes over which weights, gradients and optimiser state are sharded; 1 if they are not."""
         return self.num_processes // self.num_replicas if self.strategy.shards else 1
 
 
@@ -68,13 +68,13 @@ class ActualStrategy:
     type: StrategyName
     config: str  # stem of the Accelerate config file
     num_processes: Positive
-    num_replicas: Positive  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
-    sequence_parallel_size: Positive = 1  # processes that share each row
+    num_replicas: Positive  # of a sharded model; 1: sharded over all processes, or not at all
+    sequence_parallel_size: Positive = 1  # group size of sequence parallelism (Ulysses)
     mixed_precision: str
     device: str  # name of the GPU, "mps" or "cpu"
-    rehearsal: bool
+    cpu_dry_run: bool
     sharded_layers: ShardedLayers | None  # None where nothing is sharded
-    offload: bool  # weights, gradients and optimiser state wait in CPU memory
+    offload: bool  # CPU offload of weights, gradients and optimiser state
     num_threads: Count  # torch's threads per process; the number affects the order of sums, and so rounding
     trainable_parameters: Count
 
@@ -93,8 +93,8 @@ class ActualStrategy:
         num_data_ranks = self.num_processes // self.sequence_parallel_size
         accumulation = steps.global_batch_size // (micro_batch * num_data_ranks)
         device = ""
-        if self.rehearsal:
-            device = " rehearsed on CPU"
+        if self.cpu_dry_run:
+            device = " (dry run on CPU)"
         elif self.device in ("cpu", "mps"):
             device = f" on {self.device.upper()}"
         parts = [
@@ -103,7 +103,7 @@ class ActualStrategy:
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]
         if self.sequence_parallel_size > 1:
-            parts.append(f"{self.sequence_parallel_size} share each row")
+            parts.append(f"sequence parallelism over {self.sequence_parallel_size}")
         if self.sharded_layers:
             copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
             parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
@@ -130,14 +130,16 @@ def strategy_name(accelerator: "Accelerator") -> StrategyName:
 
 
 def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
-    """Check that the strategy can differentiate the auxiliary loss of routers.
+    """Check that the strategy supports the MoE load-balancing (auxiliary) loss.
 
-    Their logits leave a layer past its outputs. FSDP gathers a layer's weights when the backward pass reaches its
-    outputs, so the routers' backward pass would read weights that are not there: FSDP2 ends in a segmentation fault.
+    Router logits bypass the outputs of their layer. FSDP all-gathers a layer's weights when the backward pass reaches
+    its outputs, so the routers' backward pass would read freed weights: FSDP2 ends in a segmentation fault.
     """
     if not coefficient or not topology.strategy.shards:
         return []
-    found = f"{coefficient:g} (the recipe's, or the model's own) under {topology.strategy.title}, which cannot do that"
+    found = (
+        f"{coefficient:g} (the recipe's, or the model's own) under {topology.strategy.title}, which does not support it"
+    )
     return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0; or --config ddp")]
 
 

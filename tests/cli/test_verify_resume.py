@@ -16,7 +16,7 @@ flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 folder, steps = Path(flags["output_dir"]), int(flags["max_steps"])
 (folder / "final").mkdir(parents=True, exist_ok=True)
 (folder / "final/model.safetensors").write_bytes(b"weights")
-strategy = {"type": "single", "num_processes": 1, "mixed_precision": "no", "device": "H100", "rehearsal": False}
+strategy = {"type": "single", "num_processes": 1, "mixed_precision": "no", "device": "H100", "cpu_dry_run": False}
 strategy |= {"sharded_layers": None, "trainable_parameters": 1, "config": "single"}
 strategy |= {"offload": False, "num_replicas": 1, "num_threads": 1}
 recipe = {"model_name_or_path": "m", "dataset": "d", "gradient_checkpointing": "selective"}

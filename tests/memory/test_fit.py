@@ -55,7 +55,7 @@ def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
     gpus(80.0, tensors * 0.94)
     (problem,) = memory_problems(own, GPU)
     assert "memory: the run needs about" in str(problem) and "--skip_memory_check" in str(problem)
-    assert memory_problems(own, replace(GPU, device_type="cpu", rehearsal=True)) == []
+    assert memory_problems(own, replace(GPU, device_type="cpu", cpu_dry_run=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Processes that share each row learn what one process learns, whatever the number of tokens of a row."""
+"""Sequence parallelism gives the losses and gradients of one process, whatever the number of tokens of a row."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_shared_rows_give_the_losses_of_whole_rows(finetune, fp32, config, proce
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
         assert ours["tokens"] == theirs["tokens"]
-    assert f"{size} share each row" in shared.output
+    assert f"sequence parallelism over {size}" in shared.output
 
 
 def test_rows_of_few_tokens_a_teacher_and_evaluations_with_answers(finetune, fp32, chat_file, tmp_path):
@@ -67,7 +67,7 @@ def test_a_checkpoint_continues_with_another_number_of_processes_a_row(finetune,
 @pytest.mark.parametrize(
     ("changed", "flags", "message"),
     [
-        ({}, {"sequence_parallel_size": 3}, "sequence_parallel_size: 3 of 4 processes"),
+        ({}, {"sequence_parallel_size": 3}, "sequence_parallel_size: 3 with 4 processes"),
         ({"num_attention_heads": 2}, {}, "4, with 2 attention heads; expected one of 1, 2"),
         ({"attention_dropout": 0.1}, {}, "4, with attention_dropout 0.1"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, {}, "rope_type dynamic"),

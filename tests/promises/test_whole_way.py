@@ -561,7 +561,7 @@ class Way:
         if self.row["answers"] == "generated":
             asks = self.row["train_on"] != "all" or self.row["data"] not in ("messages", "mixture")
             assert ("eval_exact_match" in run.rows[-1]) == asks, run.output
-            assert ("ask nothing" in run.output) != asks, run.output
+            assert ("have no prompt" in run.output) != asks, run.output
         self.check_resume(run)
         if self.in_float32 and self.row["dropout"] == "0":
             self.check_topology(run)

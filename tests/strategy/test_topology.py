@@ -24,9 +24,9 @@ def test_one_line_says_what_runs():
             "global batch 32 = 4 x 1 x 8",
         ),
         (
-            {**ALONE, "rehearsal": True, "mixed_precision": "no"},
+            {**ALONE, "cpu_dry_run": True, "mixed_precision": "no"},
             {"method": "full", "gradient_checkpointing": "selective", "optim": "adamw_bf16"},
-            "Single rehearsed on CPU, 1 process, fp32, 1,234,567 trainable parameters (full), selective gradient "
+            "Single (dry run on CPU), 1 process, fp32, 1,234,567 trainable parameters (full), selective gradient "
             "checkpointing, adamw_bf16, global batch 32 = 1 x 1 x 32",
         ),
     ]

@@ -65,7 +65,7 @@ def resolve(
     _prepare_process()
     recipe, config, config_name = resolve_config(request)
     was_relaunched = OWN_TORCHRUN in os.environ  # all of this was said and checked before
-    if not was_relaunched:  # imports are slow, so say now what will be done
+    if not was_relaunched:  # imports are slow, so report now what will be done
         verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else "scoring"
         count = started_machines()
         machines = f" on {counted(count, 'machine')}" if count else ""
@@ -177,7 +177,7 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
 def _plan(
     request: Request, recipe: Recipe, config: AccelerateConfig, config_name: str, trains: bool = True
 ) -> LaunchPlan:
-    """Decide the topology, and what the recipe has ``auto`` of it. Counts devices."""
+    """Decide the topology, and the values of ``auto`` that follow from it. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
     num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
     launched = rank.world if (rank := launched_rank()) else None
@@ -191,7 +191,7 @@ def _plan(
         num_processes=num_processes,
         mixed_precision=config.mixed_precision,
         device_type=device_type,
-        rehearsal=not num_devices and not config.use_cpu and config.strategy != SINGLE,
+        cpu_dry_run=not num_devices and not config.use_cpu and config.strategy != SINGLE,
         layer_classes=config.layer_classes,
         reshard_after_forward=config.reshard_after_forward,
         num_replicas=num_replicas,
@@ -212,23 +212,23 @@ def _plan(
 
 
 def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:
-    """The number of processes over all machines where neither the command nor a launcher gives one."""
+    """The world size if neither the command nor a launcher gives one."""
     if config.strategy == SINGLE:
         return 1
     if num_devices:
         return num_devices * config.num_machines
     if config.num_machines > 1:
         return config.num_machines
-    return math.lcm(config.groups.fewest, config.sequence_parallel_size)  # a rehearsal on CPUs
+    return math.lcm(config.groups.fewest, config.sequence_parallel_size)  # dry run on CPUs
 
 
 _NOT_FSDP1 = {
-    "freeze": "FSDP1 flattens a layer into one tensor, which trains whole",
-    "train_only": "FSDP1 flattens a layer into one tensor, which trains whole",
+    "freeze": "FSDP1 flattens a layer into one tensor, which cannot be frozen in part",
+    "train_only": "FSDP1 flattens a layer into one tensor, which cannot be frozen in part",
     "use_dora": "DoRA reads whole base weights",
-    "new_tokens": "FSDP1 trains modules whole",
-    "trainable_tokens": "FSDP1 trains modules whole",
-    "tiled_mlp": "FSDP1 gathers adapters for each tile, of which ranks have different numbers",
+    "new_tokens": "FSDP1 cannot train single rows of a module",
+    "trainable_tokens": "FSDP1 cannot train single rows of a module",
+    "tiled_mlp": "FSDP1 all-gathers adapters for each tile, and ranks have different numbers of tiles",
 }
 
 
@@ -243,7 +243,7 @@ def _method_problems(
             fix = f"--config fsdp: {known.not_fsdp1}"
         yield Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix)
     if optim == "adamw_bf16" and config.mixed_precision != "bf16":
-        found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: weights in bf16 give products in bf16"
+        found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: bf16 weights give bf16 matmuls"
         fix = f"--config {strategy.config}, whose precision is bf16; or --optim adamw_torch"
         yield Problem("optim", found, fix=fix)
     if strategy.name == "fsdp1":
@@ -251,7 +251,7 @@ def _method_problems(
             if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
                 yield Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp")
         if keeps_initial_weights and settings.method == "full":
-            found = "under FSDP1 with method full: its weights cannot give way to those of the start"
+            found = "under FSDP1 with method full: FSDP1 cannot swap in the initial weights (the reference model)"
             yield Problem("beta", found, fix="--config fsdp")
 
 
@@ -277,11 +277,17 @@ def _package_problems(method: MethodSettings, optim: str, judges: list[str], rep
 
 
 def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 1) -> list[Problem]:
-    """A problem if groups of ``sharing`` processes cannot share the global batch in whole micro-batches."""
+    """A problem if the global batch cannot be split into whole micro-batches.
+
+    ``sharing``: group size of sequence parallelism.
+    """
     batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
     if num_processes % sharing:
-        found, fix = f"{sharing} of {num_processes} processes", "--num_processes, a multiple of it; not --config single"
-        return [Problem("sequence_parallel_size", found, "a divisor of them", fix)]
+        found, fix = (
+            f"{sharing} with {counted(num_processes, 'process')}",
+            "--num_processes, a multiple of it; not --config single",
+        )
+        return [Problem("sequence_parallel_size", found, "a divisor of the world size", fix)]
     unit = num_processes // sharing * micro_batch_size
     if batch_size % unit == 0 or batch_size % micro_batch_size:  # the latter is reported with the recipe
         return []
@@ -290,7 +296,7 @@ def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 
         groups = f"{num_processes // sharing} groups of {sharing} processes"
     found = f"{batch_size} is not divisible by {groups} x per_device_train_batch_size"
     found += f" {micro_batch_size} = {unit}"
-    few = "--sequence_parallel_size N: N processes share each sample"
+    few = "--sequence_parallel_size N, which splits each sample over N processes"
     return [Problem("global_batch_size", found, fix=few if batch_size < num_processes else FIX_OF_BATCH)]
 
 

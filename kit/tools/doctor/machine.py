@@ -28,7 +28,7 @@ from kit.strategy.processes.launcher import LaunchedRank
 from kit.strategy.topology import Topology, gpu_memory
 from kit.system.console import silence_libraries
 from kit.system.errors import Problems, UserError, counted, first_line, raise_if
-from kit.tools.doctor.result import Doubt, Report
+from kit.tools.doctor.result import CheckWarning, Report
 
 _NVIDIA = "/proc/driver/nvidia/version"
 
@@ -68,7 +68,7 @@ def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
     if launched is None and machines > 1:  # no launcher here, which some of these ask for
         raise_if(problem for problem in problems if problem.where == "main_process_ip")
         found = f"{found}; of {machines} machines only this one is checked"
-        raise Doubt(found, "docs/multi-node-and-debugging.md says how to start it on all")
+        raise CheckWarning(found, "docs/multi-node-and-debugging.md says how to start it on all")
     raise_if(problems)
     return found
 
@@ -96,7 +96,7 @@ def check_bf16(topology: Topology, config: str | None) -> str:
         config: as the command names it; None without one.
     """
     if lines := describe_precision(topology, config):
-        raise Doubt("; ".join(lines))
+        raise CheckWarning("; ".join(lines))
     raise_if(check_precision(topology))
     return f"mixed_precision: {topology.mixed_precision}"
 
@@ -125,8 +125,8 @@ def check_data(train: list[DatasetEntry], evaluation: list[DatasetEntry]) -> str
 
 def check_gpus(topology: Topology, workload: Workload | None) -> str:
     """Fail if the plan says that the run cannot fit a GPU; warn if a run meant for GPUs has none."""
-    if topology.rehearsal:
-        raise Doubt(f"none: {topology.config_name} runs on the CPU", "train on a machine with GPUs")
+    if topology.cpu_dry_run:
+        raise CheckWarning(f"none: {topology.config_name} runs on the CPU", "train on a machine with GPUs")
     if topology.device_type == "cpu":
         return "none: the run takes the CPU"
     raise_if(memory_problems(workload, topology))

@@ -13,7 +13,7 @@ from kit.system.visible import one_line
 FAILED = 2  # exit status: a check failed
 
 
-class Doubt(Exception):
+class CheckWarning(Exception):
     """What a check found that stops no run, and what to do."""
 
     def __init__(self, found: str, fix: str = "") -> None:
@@ -34,11 +34,11 @@ class Report:
         self._shows = shows
 
     def check(self, name: str, check: Callable[[], str]) -> None:
-        """Call ``check``, and show what it returns, or raises: a ``Doubt`` is a warning, all else a failure."""
+        """Call ``check``, and show what it returns, or raises: a ``CheckWarning`` is a warning, all else a failure."""
         try:
             self.add(name, "ok", one_line(check()))
-        except Doubt as doubt:
-            self.add(name, "warn", str(doubt))
+        except CheckWarning as warning:
+            self.add(name, "warn", str(warning))
         except UserError as error:
             self.add(name, "fail", "\n".join(map(str, error.problems)))
         except Exception as error:  # a driver or library that is broken raises anything

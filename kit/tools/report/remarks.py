@@ -6,7 +6,7 @@ Promises: a remark follows from the record or the metrics, and gives the figures
 from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
-from kit.run.doubtful_answers import unasked, unended
+from kit.run.generation_warnings import missing_prompts, truncated_answers
 from kit.scoring.own_metric import key_of
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
@@ -44,8 +44,8 @@ def _end(run: ReportedRun) -> Iterator[str]:
     if not run.record.get("finished_steps") and (run.folder / ERROR_FILE).is_file():
         text = (run.folder / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
         yield f"The run ended with an error:\n{text[:2000]}"
-    if run.strategy.rehearsal:
-        yield "This was a rehearsal on a CPU of a config for GPUs: its speed and its memory say nothing about GPUs."
+    if run.strategy.cpu_dry_run:
+        yield "This was a dry run on a CPU of a config for GPUs: its speed and memory say nothing about GPUs."
     for key, what in (("nonfinite", "skipped, loss or gradient not finite"), ("loss_spike", "a loss far above usual")):
         steps = [row["step"] for row in run.odd_steps if key in row]
         if steps:
@@ -96,8 +96,10 @@ def _answers(run: ReportedRun) -> Iterator[str]:
     last = run.answered[-1] if run.answered else {}
     counts = {key: int(number) for key, value in last.items() if (number := finite_number(value)) is not None}
     stops = run.record["data"].get("stop_tokens") or {}
-    doubts = unended(counts, run.recipe.max_new_tokens, run.recipe.method, stops) if counts.get("step") else []
-    for doubt in [*doubts, *unasked(counts)]:
+    doubts = (
+        truncated_answers(counts, run.recipe.max_new_tokens, run.recipe.method, stops) if counts.get("step") else []
+    )
+    for doubt in [*doubts, *missing_prompts(counts)]:
         yield f"{doubt[0].upper()}{doubt[1:]}."
 
 

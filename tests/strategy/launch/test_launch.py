@@ -138,7 +138,7 @@ def test_all_four_forms_give_the_same_topology(resolve, environments):
             strategy = STRATEGIES[config] if gpus else without_gpus.get(STRATEGIES[config], STRATEGIES[config])
             assert (wanted.strategy, wanted.num_processes) == (strategy, processes), case
             assert wanted.mixed_precision == "bf16" and wanted.reshard_after_forward, case
-            assert wanted.device_type == ("cuda" if gpus else "cpu") and wanted.rehearsal == (gpus == 0), case
+            assert wanted.device_type == ("cuda" if gpus else "cpu") and wanted.cpu_dry_run == (gpus == 0), case
             assert wanted.load_on_rank0 == (config in ("fsdp", "fsdp_hybrid", "fsdp_offload")), case
             assert wanted.num_replicas == (2 if config == "fsdp_hybrid" else 1), case
             by_launcher = forms["accelerate launch --config_file"]

@@ -27,6 +27,6 @@ def recipe():
 def topology():
     def topology(**changes):
         values = {"strategy": DDP, "config_name": "ddp", "num_processes": 2, "mixed_precision": "bf16"}
-        return Topology(**({**values, "device_type": "cpu", "rehearsal": True} | changes))
+        return Topology(**({**values, "device_type": "cpu", "cpu_dry_run": True} | changes))
 
     return topology

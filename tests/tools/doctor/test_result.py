@@ -1,7 +1,7 @@
 """A result is shown when its check ends; whatever a check raises is a result; one failure decides the exit status."""
 
 from kit.system.errors import Problem, UserError
-from kit.tools.doctor.result import Doubt, Report
+from kit.tools.doctor.result import CheckWarning, Report
 
 
 def test_each_check_is_a_line_whatever_it_raises_and_one_failure_is_status_2(capsys, monkeypatch):
@@ -12,7 +12,7 @@ def test_each_check_is_a_line_whatever_it_raises_and_one_failure_is_status_2(cap
 
     report = Report("gpu-a")
     report.check("disk", lambda: "free\x1b")
-    report.check("port", lambda: raised(Doubt("taken", "another")))
+    report.check("port", lambda: raised(CheckWarning("taken", "another")))
     assert report.exit_status == 0
     report.check("driver", lambda: raised(OSError("\nlibcuda.so.1: cannot open\nmore")))
     wrong = Problem("model", "hf_secretsecret was refused", "a folder", "give one"), Problem("data", "gone")

@@ -111,12 +111,12 @@ def test_remarks_about_rewards(tmp_path):
 def test_remarks_follow_from_the_record(tmp_path):
     values = record()
     values["data"]["sources"][0] |= {"num_truncated": 7, "num_skipped": 1}
-    values["strategy"]["rehearsal"] = True
+    values["strategy"]["cpu_dry_run"] = True
     run = opened(tmp_path, [step_row(1)], **values)
     (tmp_path / "error.txt").write_text("error: no memory\n")
     assert remarks(run) == [
         "The run ended with an error:\nerror: no memory",
-        "This was a rehearsal on a CPU of a config for GPUs: its speed and its memory say nothing about GPUs.",
+        "This was a dry run on a CPU of a config for GPUs: its speed and memory say nothing about GPUs.",
     ]
 
 

@@ -1,20 +1,20 @@
-"""Say what makes the metrics of answers doubtful. Imports no torch, since reports say it too.
+"""Warnings about generation metrics: truncated answers, samples without a prompt.
 
-Promises: each line gives the figures it follows from.
+Promises: each line gives its figures. Imports no torch, since reports have the lines too.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MANY_UNENDED = 0.1  # share of the answers
+MANY_UNENDED = 0.1  # fraction of the answers
 
 
-def unended(row: Mapping[str, Any], max_new_tokens: int, method: str, stops: Iterable[str]) -> list[str]:
-    """Return a line if many generated answers did not end within ``max_new_tokens``; else nothing.
+def truncated_answers(row: Mapping[str, Any], max_new_tokens: int, method: str, stops: Iterable[str]) -> list[str]:
+    """Return a line if many generated answers were cut off at ``max_new_tokens``; else nothing.
 
     Args:
         row: of an evaluation, in ``metrics.jsonl``.
-        max_new_tokens: of the run, as ``method``.
+        max_new_tokens: of the run, like ``method``.
         stops: the tokens that end answers of the data.
     """
     number, num_answers = row.get("num_unended_answers", 0), row.get("num_answers", 0)
@@ -26,8 +26,8 @@ def unended(row: Mapping[str, Any], max_new_tokens: int, method: str, stops: Ite
     return [f"{text}: train longer, or raise max_new_tokens{untrained if names and method != 'full' else ''}"]
 
 
-def unasked(row: Mapping[str, Any]) -> list[str]:
-    """Return a line if samples ask nothing; else nothing. ``row`` is that of ``unended``."""
+def missing_prompts(row: Mapping[str, Any]) -> list[str]:
+    """Return a line if samples have no prompt; else nothing. ``row``: as for ``truncated_answers``."""
     if not (number := row.get("num_unasked_samples", 0)):
         return []
-    return [f"{number} samples ask nothing (train_on all, or an empty prompt): no answers are generated"]
+    return [f"{number} samples have no prompt (train_on all, or an empty one): no answers are generated for them"]
