@@ -198,6 +198,6 @@ def test_a_loss_that_is_not_finite_is_said_with_the_lines_of_its_micro_batch(set
     result = run(8, Times(math.nan), per_device_eval_batch_size=1)
     assert result.odd_samples == [setting.samples.origin(5)]
     (doubt,) = result.doubts()
-    assert doubt.startswith(f"eval_loss is nan: not finite in the micro-batches of {setting.samples.origin(5)};")
+    assert doubt.startswith(f"eval_loss is nan: NaN/Inf in the micro-batches of {setting.samples.origin(5)};")
     hopeless = run(8, Times(1e9), per_device_eval_batch_size=1)
     assert hopeless.doubts() == [] and math.isfinite(hopeless.metrics["eval_perplexity"])

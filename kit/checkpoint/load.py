@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint: collect them for a save, and load them, under any strategy.
+"""The tensors of a checkpoint: collect them for a save, and load them under any strategy.
 
-The strategy of the run that loads a checkpoint may differ from that of the run that saved it. A checkpoint holds what
-training may change: trainable weights, persistent buffers and optimiser state. Tensors are stored as safetensors, which
-every rank writes through torch's distributed checkpoint; all else is JSON. Nothing is pickled.
+The strategy of the run that loads a checkpoint may differ from that of the run that saved it. A checkpoint holds
+trainable weights, persistent buffers and optimiser state. Tensors are stored as safetensors, which every rank writes
+through torch's distributed checkpoint (DCP); all else is JSON. Nothing is pickled.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
 
 
 def _paged_moments(optimizer: Any) -> dict[Any, dict[str, torch.Tensor]]:
-    """The moments of each parameter that lie in paged memory, into which a checkpoint was read.
+    """The moments of each parameter in paged memory, into which a checkpoint was read.
 
     bitsandbytes would copy them to the GPU when it takes the state.
     """
@@ -95,7 +95,7 @@ def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _stored(path: Path) -> dict[str, TensorStorageMetadata]:
-    """What the files of a checkpoint hold, by the names of the tensors."""
+    """The tensors in the files of a checkpoint, by name."""
     return HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # type: ignore[return-value]
 
 
@@ -106,7 +106,7 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], stored: dict[str
     differing = sorted(name for name in wanted.keys() | found if wanted.get(name) != found.get(name))
     if differing:
         name = differing[0]
-        of_first = f"{len(differing)} tensors, such as {name}: {found.get(name, 'absent')}"
+        of_first = f"{len(differing)} tensors, for example {name}: {found.get(name, 'absent')}"
         expected = f"{wanted.get(name, 'absent')}: it belongs to another model, method or optimiser"
         raise UserError(str(path), of_first, expected)
     dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone())
@@ -119,10 +119,10 @@ def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict
 
 
 def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Collect what a checkpoint stores. Called by all ranks.
+    """Collect the contents of a checkpoint. Called by all ranks.
 
     Args:
-        optimizer: None: collect only what belongs to the model.
+        optimizer: None: collect only the model's state.
 
     Returns:
         The tensors by name, ``model.<name>`` and ``optimizer.<name>``, sharded if the model is; and the values of the

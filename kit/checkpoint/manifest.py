@@ -1,4 +1,4 @@
-"""Checkpoint folders: list and verify them, read their manifest and state, choose one to resume from, delete them.
+"""Checkpoint folders: list, verify and delete them, read manifest and state, choose one to resume from.
 
 A checkpoint is complete if and only if its manifest exists. The manifest has the size and the hash of every file, and
 names the run and the step. This module does not import torch, so a folder can be checked before the slow imports.
@@ -37,7 +37,7 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
         state = {**(like or {}), **json.loads(read_small(path / STATE))}
         wrong = [key for key in form if type(state[key]) is not type(form[key])]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(str(path / STATE), f"no state of a run ({error!r})") from None
+        raise UserError(str(path / STATE), f"not the state of a run ({error!r})") from None
     raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
     return state
 
@@ -89,9 +89,9 @@ def find_checkpoint(
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Delete the checkpoints of later steps than ``step``, and what a killed save or deletion left.
+    """Delete the checkpoints of later steps than ``step``, and leftovers of a killed save or deletion.
 
-    The run that continues after ``step`` repeats the later steps.
+    The run that resumes after ``step`` repeats the later steps.
     """
     for path in folder.glob(".step-*"):
         if re.fullmatch(r"\.step-\d{8}\.(partial|deleted)", path.name):
@@ -168,7 +168,7 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
         if manifest["format"] != FORMAT:
             return [f"{MANIFEST} is of format {manifest['format']}, this kit reads {FORMAT}"]
         if own_digest != digest_of(manifest):
-            return [f"{MANIFEST} was altered: its hash differs from what it says"]
+            return [f"{MANIFEST} was altered: its hash differs from the stored one"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
     # torch reads every safetensors file in the folder, so an additional one would override tensors.

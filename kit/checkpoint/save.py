@@ -1,4 +1,4 @@
-"""Write checkpoints while training continues. A checkpoint is complete or absent, even if a process is killed.
+"""Asynchronous checkpoints. A checkpoint is complete or absent, even if a process is killed.
 
 A save has these steps:
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
     from kit.config.settings.output import OutputSettings
 
-# Between saves by time; each costs a few seconds, so less than a hundredth of it.
+# Between saves by time: each takes a few seconds, less than 1 % of it.
 SAVE_SECONDS = 30 * 60.0
 # Smaller buffers may lie in one page with others, and a page can be pinned only once.
 MIN_PINNED_BYTES = 2**20
-# Of tensors that every rank holds whole. Every rank opens all files that have one, and AdamW has one of 4 bytes for
-# each parameter: spread over all files, they would cost as many opens as the square of the ranks.
+# Of replicated tensors. Every rank opens all files that have one, and AdamW has one of 4 bytes (its step) for each
+# parameter: spread over all files, the number of opens would grow as the square of the ranks.
 MIN_SHARE_BYTES = 2**20
 
 
@@ -74,9 +74,9 @@ class Saver:
         Args:
             folder: the folder ``checkpoints`` of the run.
             about: entries of the manifest about the run (``RunFolder.about``).
-            synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
+            synced_first: a file that is synced before each checkpoint appears, so that after a power loss it is not
                 older than the checkpoint.
-            on_work: called with what this rank begins to do for a save; with an empty string when it is done.
+            on_work: called with the work that this rank starts for a save; with an empty string when it is done.
             timeout_seconds: as ``ddp_timeout``. The collectives of a save have that of ``collective_timeout``,
                 because the thread that watches the ranks ends the process first.
         """
@@ -89,7 +89,7 @@ class Saver:
         self._about = about
         self._synced_first = synced_first
         self._on_work = on_work
-        # Saves have a process group of their own, because their collectives run beside those of training.
+        # Saves have a process group of their own, because their collectives run concurrently with those of training.
         timeout = collective_timeout(timeout_seconds)
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
@@ -98,12 +98,12 @@ class Saver:
         self._step = 0
 
     def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any], weights_only: bool = False) -> None:
-        """Begin to write the checkpoint ``step-NNNNNNNN``. Waits for the save before it. Called by all ranks.
+        """Start to write the checkpoint ``step-NNNNNNNN``. Waits for the save before it. Called by all ranks.
 
         Args:
             state: JSON values that ``read_state`` returns. It has ``step``, the number of steps done, and with
                 ``keep_best`` also ``best``; the checkpoint of the step in ``best`` is never deleted.
-            weights_only: leave out the optimiser's state. No run can continue from the checkpoint.
+            weights_only: leave out the optimiser's state. No run can resume from the checkpoint.
 
         Raises:
             UserError: the save before this one failed; or this one, if saves are not in the background.
@@ -172,7 +172,7 @@ class Saver:
             last = f"the last complete one is {complete[-1].name}" if complete else "there is none yet"
             why = f"rank {rank}: {cause.strerror or cause}"
             found = f"the checkpoint of step {self._step} could not be written ({why}); {last}"
-            fix = f"make room for it, or fix the disk of {self._folder}: the same command continues"
+            fix = f"free disk space, or fix the disk of {self._folder}; then the same command resumes"
             raise UserError("output_dir", found, fix=fix) from None
 
     def finish(self, seconds: float = 20.0) -> None:
@@ -236,9 +236,9 @@ def _pin(buffer: torch.Tensor, device: torch.device) -> None:
 
 
 def _share_of(tensors: dict[str, torch.Tensor], rank: int, world: int) -> dict[str, torch.Tensor]:
-    """The sharded tensors, and this rank's share of those that every rank holds whole: each is written once.
+    """The sharded tensors, and this rank's part of the replicated ones: each is written once.
 
-    torch would choose the writer of a whole tensor only after all ranks have copied it.
+    torch would choose the writer of a replicated tensor only after all ranks have copied it.
     """
     share, loads, writer, left = {}, [0] * world, 0, MIN_SHARE_BYTES  # bytes
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
 """The safetensors files of a checkpoint, written tensor by tensor. torch's own reader reads them.
 
 torch's writer of distributed checkpoints serialises a file into a second copy of its tensors before it writes the first
-byte, and the library safetensors keeps all other threads waiting while it writes. Here, memory beside the tensors stays
-at one tensor (where it is on a GPU or not contiguous), and the training loop goes on meanwhile.
+byte, and the library safetensors keeps all other threads waiting while it writes. Here, the extra memory is one
+tensor (if it is on a GPU or not contiguous), and the training loop continues meanwhile.
 
 Form of a file: https://github.com/huggingface/safetensors#format
 """

@@ -1,4 +1,4 @@
-"""How a script ends: with one error message on standard error and a defined exit status.
+"""How a script ends: one error message on standard error, and a defined exit status.
 
 Promises: the exit status is 2 for a mistake that the user can fix, 1 for a failure, 75 for a stop by signal, 130 for
 Ctrl-C. If all ranks fail alike, only one prints. Functions registered with ``finish_first`` are called before the
@@ -44,7 +44,7 @@ def reporting_errors() -> Iterator[None]:
             leave(0)  # a thread of the process group may still run, and would make the interpreter's shutdown abort
         _finish()
     except KeyboardInterrupt:
-        interrupt.report("stopped by Ctrl-C; the same command starts again")
+        interrupt.report("stopped by Ctrl-C; type the same command to start again")
         leave(interrupt.STATUS)
     except (SystemExit, GeneratorExit):
         raise
@@ -120,7 +120,9 @@ def _explain_disk(error: BaseException) -> UserError | None:
     """Explain a full or read-only disk, which the user can fix."""
     if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
         return None
-    return UserError(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again")
+    return UserError(
+        str(error.filename or "disk"), str(error.strerror), fix="free disk space, and type the same command again"
+    )
 
 
 _explainers: list[Callable[[BaseException], Exception | None]] = [_explain_disk]

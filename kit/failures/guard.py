@@ -1,4 +1,4 @@
-"""Explanations for a run that fails because a rank died or hangs, or because memory ran out."""
+"""Explain failures of a run: a rank exited or hangs, or out of memory."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Guard(Watch):
-    """Explains the failures of a run: ranks that died or hang, and out of memory.
+    """Explains the failures of a run: ranks that exited or hang, and out of memory.
 
     Every rank creates one, after the process group exists. It works until the process ends.
     """
@@ -29,7 +29,7 @@ class Guard(Watch):
         Args:
             timeout_seconds: as ``ddp_timeout``.
             explain_memory: ``kit.memory.shortage.explain``, which gets the error, model, optimiser and phase.
-            trains: the same command goes on from a checkpoint.
+            trains: the same command resumes from a checkpoint.
         """
         super().__init__(accelerator, open_store(), timeout_seconds, trains)
         self._model: torch.nn.Module | None = None

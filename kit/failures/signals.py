@@ -28,7 +28,7 @@ SAME_SECONDS = 1.0
 
 
 class StopRequest:
-    """Remembers whether this process got one of the signals.
+    """Whether this process got one of the signals.
 
     Attributes:
         is_agreed: whether all ranks know that the run stops.
@@ -65,7 +65,7 @@ class StopRequest:
 
     @property
     def reason(self) -> str:
-        """What stopped the run, in words."""
+        """What stopped the run, for a message."""
         return "an error" if self._error else "a signal"
 
     def leave(self) -> NoReturn:
@@ -99,7 +99,7 @@ class StopRequest:
             self._signal = number
             self._time = time.monotonic()
             if self._accelerator.is_main_process:
-                again = "; Ctrl-C again leaves at once, without the steps since the last save"
+                again = "; Ctrl-C again ends at once, and loses the steps since the last save"
                 again = again if number == signal.SIGINT else ""
                 with suppress(OSError):  # the terminal is closed. Not `print`: the signal may have interrupted one
                     os.write(2, f"\n{signal.Signals(number).name}: stopping and saving{again}\n".encode())

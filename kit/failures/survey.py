@@ -1,4 +1,4 @@
-"""Which ranks are gone, and which did not arrive: two statuses of each rank, some seconds apart, say it."""
+"""Find ranks that exited or never reached a collective, from two statuses of each rank some seconds apart."""
 
 import json
 import time
@@ -10,20 +10,20 @@ from kit.strategy.processes.tcp_store import BoundedStore
 from kit.system.errors import listed
 from kit.system.phases import STARTING
 
-SILENT_SECONDS = 4.0  # a rank without a beat for this time is dead, stopped, or has lost its network
+SILENT_SECONDS = 4.0  # a rank without a heartbeat for this time exited, is stopped, or has lost its network
 _MOST_LISTED = 8  # ranks in a message
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """How far a rank has come; each rank writes its own status with every beat."""
+    """The progress of a rank; each rank writes its own status with every heartbeat."""
 
     rank: int
-    beats: int = 0  # statuses written so far
+    heartbeats: int = 0  # statuses written so far
     step: int = 0  # from 1; 0 outside the steps
     phase: str = STARTING.doing
-    save: str = ""  # what it does for a checkpoint in the background; empty for nothing
-    collectives: int = 0  # collectives begun so far, counted by torch
+    save: str = ""  # its work on an asynchronous checkpoint; empty: none
+    collectives: int = 0  # collectives started so far, counted by torch
     idle_seconds: float = 0.0  # since its last progress
     host: str = ""
     pid: int = 0
@@ -31,23 +31,23 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Survey:
-    """What two statuses of each rank say."""
+    """The result of comparing two statuses of each rank."""
 
-    gone: list[RankStatus]  # their beats do not increase; so the clocks of several machines need not agree
-    absent: list[RankStatus]  # those that the others wait for: gone, else behind in collectives, else saving, else all
-    is_progressing: bool  # whether a rank that is not gone made progress recently
+    silent: list[RankStatus]  # without a new heartbeat; clocks of several machines need not agree
+    missing: list[RankStatus]  # the others wait for them: silent, else behind in collectives, else saving, else all
+    is_progressing: bool  # whether a rank with heartbeats made progress recently
 
     @classmethod
     def of(cls, before: Sequence[RankStatus], after: Sequence[RankStatus], timeout_seconds: float) -> "Survey":
         """Compare two statuses of each rank, ``SILENT_SECONDS`` apart."""
-        gone = [new for old, new in zip(before, after, strict=True) if old.beats == new.beats]
-        alive = [new for old, new in zip(before, after, strict=True) if old.beats != new.beats]
+        silent = [new for old, new in zip(before, after, strict=True) if old.heartbeats == new.heartbeats]
+        alive = [new for old, new in zip(before, after, strict=True) if old.heartbeats != new.heartbeats]
         furthest = max(status.collectives for status in after)
         behind = [status for status in after if status.collectives < furthest]
         saving = [status for status in after if status.save]
         # Half the time-out, because the ranks did not all begin to wait at the same time.
         is_progressing = any(status.idle_seconds < timeout_seconds / 2 for status in alive)
-        return cls(gone, gone or behind or saving or list(after), is_progressing)
+        return cls(silent, silent or behind or saving or list(after), is_progressing)
 
 
 def take_survey(store: BoundedStore, world: int, timeout_seconds: float) -> Survey:
@@ -73,7 +73,7 @@ def names(ranks: Sequence[RankStatus]) -> str:
 
 
 def last_seen(ranks: Sequence[RankStatus], host: str) -> str:
-    """Return what each of some ranks did last; ``host``: the machine of who reads it."""
+    """Return the last action of each rank; ``host``: the machine that prints it."""
     parts = []
     for status in ranks:
         where = f" on {status.host}" if status.host not in ("", host) else ""

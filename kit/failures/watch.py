@@ -1,11 +1,11 @@
-"""The status of every rank, to name a rank that died or hangs.
+"""Heartbeats of every rank, to name a rank that exited or hangs.
 
 On every rank a thread writes the rank's status to the ranks' key-value store once per second. If no rank makes progress
 for the time-out, or if a collective fails, the rank takes a survey (``kit.failures.survey``), and reports which ranks
-are missing, and in which phase and step they were last seen. Progress means: a phase or a collective begins, an
+are missing, and in which phase and step they were last seen. Progress means: a phase or a collective starts, an
 evaluation takes an item, or the process reads or writes files; so a slow disk does not count as a hang.
 
-If the store does not answer, as when a machine or the network went down, the rank says that, and ends.
+If the store does not answer, because a machine or the network went down, the rank reports that, and ends.
 """
 
 import json
@@ -31,8 +31,8 @@ from kit.system.phases import STARTING, Phase
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-BEAT_SECONDS = 1.0
-PROGRESS_BYTES = 1 << 16  # reading or writing more than this within a beat counts as progress
+HEARTBEAT_SECONDS = 1.0
+PROGRESS_BYTES = 1 << 16  # reading or writing more than this within a heartbeat counts as progress
 
 
 class Watch:
@@ -50,7 +50,7 @@ class Watch:
         Args:
             store: a connection to the ranks' key-value store that nothing else uses; None with a single rank.
             timeout_seconds: if no rank makes progress for this time, the process ends with an error message.
-            trains: whether the same command continues from a checkpoint.
+            trains: whether the same command resumes from a checkpoint.
             report: called with the message before the process ends; returns the exit status. None: print it, status 1.
         """
         self._report = report or self._print
@@ -65,7 +65,7 @@ class Watch:
         self._last_progress = time.monotonic()
         self._is_surveying = False
         if store is not None:
-            threading.Thread(target=self._beat, args=(store,), daemon=True).start()
+            threading.Thread(target=self._send_heartbeats, args=(store,), daemon=True).start()
 
     def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
@@ -75,7 +75,7 @@ class Watch:
         self._last_progress = time.monotonic()
 
     def enter_save(self, work: str) -> None:
-        """Note what this rank begins to do for a checkpoint in the background; an empty string when it is done."""
+        """Note the work of this rank on an asynchronous checkpoint; an empty string when it is done."""
         self._save = work
         self._last_progress = time.monotonic()
 
@@ -89,26 +89,26 @@ class Watch:
             yield item
 
     def explain(self, error: BaseException) -> TrainingError | None:
-        """Return an error that names the ranks that are gone; None if all ranks are alive.
+        """Return an error that names the ranks that exited; None if all ranks are alive.
 
         Args:
             error: an exception raised by a collective.
         """
         if self._store is None or not isinstance(error, RuntimeError):
             return None
-        then = "\n    -> the same command continues from the last checkpoint" if self._trains else ""
+        then = "\n    -> the same command resumes from the last checkpoint" if self._trains else ""
         try:
-            gone = take_survey(self._store, self._world, self._timeout).gone
+            exited = take_survey(self._store, self._world, self._timeout).silent
         except (TimeoutError, RuntimeError):
             return TrainingError(self._unreachable() + then)
-        if not gone:
+        if not exited:
             return None
-        found = f"{names(gone)} {'are' if len(gone) > 1 else 'is'} gone, last seen: {self._last_seen(gone)}"
+        found = f"{names(exited)} exited, last seen: {self._last_seen(exited)}"
         causes = "by hand, by a scheduler, or for lack of memory (see `dmesg`)"
         return TrainingError(f"{found}; a rank that printed no reason was killed: {causes}{then}")
 
-    def _beat(self, store: BoundedStore) -> None:
-        beats = 0
+    def _send_heartbeats(self, store: BoundedStore) -> None:
+        heartbeats = 0
         last_collectives = 0
         last_bytes = 0
         before = time.monotonic()
@@ -120,12 +120,14 @@ class Watch:
                 self._last_progress = now
             last_collectives = collectives
             last_bytes = num_bytes
-            if now - before > BEAT_SECONDS + SILENT_SECONDS:  # this process was paused, as by a scheduler's SIGSTOP
+            if (
+                now - before > HEARTBEAT_SECONDS + SILENT_SECONDS
+            ):  # this process was paused, for example by a scheduler's SIGSTOP
                 self._last_progress += now - before
-            beats += 1
+            heartbeats += 1
             status = RankStatus(
                 rank=self._rank,
-                beats=beats,
+                heartbeats=heartbeats,
                 step=self._step,
                 phase=self.phase.doing,
                 save=self._save,
@@ -140,7 +142,7 @@ class Watch:
                 self._is_surveying = True
                 # In another thread, because this one must continue to write the status.
                 threading.Thread(target=self._ask_others, args=(store, self._last_progress), daemon=True).start()
-            time.sleep(BEAT_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
 
     def _ask_others(self, store: BoundedStore, last_progress: float) -> None:
         """End the process if no other rank makes progress either.
@@ -157,17 +159,17 @@ class Watch:
         if self._last_progress != last_progress or found.is_progressing:
             self._is_surveying = False
             return
-        self._leave(f"{waited}; {self._who_is_absent(found)}", found.gone)
+        self._leave(f"{waited}; {self._who_is_missing(found)}", found.silent)
 
-    def _who_is_absent(self, found: Survey) -> str:
-        seen = self._last_seen(found.absent)
-        if len(found.absent) < self._world:
-            return f"{names(found.absent)} did not arrive, last seen: {seen}"
+    def _who_is_missing(self, found: Survey) -> str:
+        seen = self._last_seen(found.missing)
+        if len(found.missing) < self._world:
+            return f"{names(found.missing)} never reached the collective, last seen: {seen}"
         return f"every rank waits: a GPU, the network or a disk hangs ({seen})"
 
-    def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
+    def _leave(self, message: str, silent: Iterable[RankStatus] = ()) -> None:
         status = max(1, self._report(message))
-        for pid in [each.pid for each in gone if each.host == socket.gethostname() and each.pid]:
+        for pid in [each.pid for each in silent if each.host == socket.gethostname() and each.pid]:
             with suppress(OSError):  # a stopped process does not react to the launcher's SIGTERM
                 os.kill(pid, signal.SIGKILL)
         os._exit(status)
@@ -175,8 +177,8 @@ class Watch:
     def _unreachable(self) -> str:
         """What this rank knows when the store does not answer."""
         assert self._store is not None
-        where = f"{self._store.address}, where the ranks meet, does not answer {socket.gethostname()}"
-        return f"{where}: the launcher or the machine of rank 0 has ended, or the network between the two"
+        where = f"the rendezvous store at {self._store.address} does not answer {socket.gethostname()}"
+        return f"{where}: the launcher or the machine of rank 0 went down, or the network"
 
     def _last_seen(self, ranks: list[RankStatus]) -> str:
         return last_seen(ranks, socket.gethostname())

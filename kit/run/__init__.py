@@ -1,1 +1,1 @@
-"""The output folder of a run: which run it belongs to, its record, its metrics."""
+"""The output folder of a run: its identity, record, metrics and log."""

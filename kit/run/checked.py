@@ -1,4 +1,4 @@
-"""What the checks before a run opened: everything that it needs before it loads weights."""
+"""The result of preflight: everything that a run needs before it loads weights."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from kit.strategy.topology import Topology
 
 @dataclass
 class Checked:
-    """What the checks opened: everything that a run needs before it loads weights.
+    """The result of preflight: everything that a run needs before it loads weights.
 
     Attributes:
         recipe: with a value for each setting that was ``auto``.
@@ -29,8 +29,8 @@ class Checked:
         config: the model's.
         meta_model: the model on the meta device: modules and shapes, no weights.
         tokenizer: with the chat template that is saved with the model.
-        notes: lines for the user: those of the data, and what the checks found besides.
-        stop_tokens: those that end answers, with their ids; of a run only, and none if all data are plain text.
+        notes: lines for the user, from the data and from the checks.
+        stop_tokens: those that end answers, with their ids; only of a run, and empty if all data are plain text.
         folder: None for a command without an output folder.
         total_steps: optimiser steps of the whole run.
         workload: None if there is no topology, or the formulas do not describe the run.
@@ -68,7 +68,7 @@ class Checked:
         return {**self.data.describe(), "stop_tokens": self.stop_tokens, "text_form": self.data.text_form}
 
     def facts(self) -> list[Fact]:
-        """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
+        """Return the facts that all ranks compare before they load weights; none for a single process."""
         recipe, data, topology = self.recipe, self.data, self.topology
         if topology is None or topology.num_processes == 1:
             return []

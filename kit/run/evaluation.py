@@ -41,8 +41,8 @@ class Evaluation:
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
-        details: of labels, what a report shows: ``confusions``.
-        odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
+        details: for the report on classifiers: ``confusions``.
+        odd_samples: origins of the samples in micro-batches whose losses are NaN/Inf, ``eval.jsonl:17``.
     """
 
     metrics: dict[str, float]
@@ -57,7 +57,5 @@ class Evaluation:
         """Return a line if losses are not finite; else nothing."""
         if not self.odd_samples:
             return []
-        found = (
-            f"eval_loss is {self.metrics['eval_loss']}: not finite in the micro-batches of {by_file(self.odd_samples)}"
-        )
-        return [f"{found}; this evaluation is not the best, and does not count for early stopping"]
+        found = f"eval_loss is {self.metrics['eval_loss']}: NaN/Inf in the micro-batches of {by_file(self.odd_samples)}"
+        return [f"{found}; it cannot be the best evaluation, and early stopping ignores it"]

@@ -1,8 +1,7 @@
-"""What must be the same on every machine of a run: recipe, topology, data, base model, versions, source.
+"""Facts that must be equal on every machine of a run: recipe, topology, data, base model, versions, source.
 
-Promises: a difference that changes what is learned, or that would make ranks wait for ever, refuses the run. What may
-differ without a word: the text of a path whose content is equal, the number of processes that tokenise, other packages,
-and the environment.
+Promises: a difference that changes the results, or that would make ranks wait for ever, refuses the run. Ignored: paths
+whose content is equal, the number of processes that tokenise, other packages, and the environment.
 """
 
 import sys
@@ -31,16 +30,16 @@ _SAME_CLONE = f"the same kit and environment on every machine: {REINSTALL}"
 
 
 def compared_facts(settings: Mapping[str, Any], topology: Topology, content: Mapping[str, Any]) -> list[Fact]:
-    """Return what ranks compare before they load weights.
+    """Return the facts that ranks compare before they load weights.
 
     Args:
         settings: of the recipe, in JSON, without those of ``OWN_OF_MACHINE``.
-        content: fingerprints of what the paths of the recipe hold, by the field that a message names.
+        content: fingerprints of the content of the recipe's paths, by the field that a message names.
     """
     script = Path(sys.argv[0])
     planned = {key: value for key, value in asdict(topology).items() if key != "config_name"}
     planned |= {"strategy": topology.strategy.name, "offload": topology.strategy.offloads}
-    # What explains other differences comes first.
+    # First the facts that explain other differences.
     known = versions()
     found = [Fact(name, known[name], _SAME_CLONE) for name in _COMPARED_VERSIONS]
     found += [Fact("code of kit/", code_digest(PACKAGE), _SAME_CLONE)]

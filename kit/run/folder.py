@@ -1,10 +1,10 @@
-"""The output folder of a run: check which run it belongs to, and where that run continues.
+"""The output folder of a run: check that it belongs to this run, and where the run resumes.
 
 Promises:
 
 - Nothing of another run is overwritten, unless ``overwrite_output_dir`` is set.
-- The same command again continues the run.
-- Only one run at a time works in a folder.
+- The same command again resumes the run.
+- Only one run at a time uses a folder.
 """
 
 import json
@@ -98,7 +98,7 @@ class RunFolder:
     def is_finished(self, first_step: int, total_steps: int, is_dry: bool = False) -> bool:
         """Return whether the run is finished: it wrote its final model after ``total_steps`` steps, or ended early.
 
-        Prints a line if it is. A run that ended early goes on if its settings of early stopping change.
+        Prints a line if it is. A run that ended early continues if its settings of early stopping change.
 
         Args:
             first_step: the steps done at the checkpoint to continue from.
@@ -110,9 +110,9 @@ class RunFolder:
         is_over = self._ended_early or self.finished_steps == total_steps
         if is_over and self._wanted == "auto" and self.final.is_dir():
             setting = "early_stopping_patience" if self._ended_early else "max_steps"
-            ways = f"to go on, raise {setting}; to start afresh, another --output_dir"
+            ways = f"to continue, raise {setting}; for a new run, another --output_dir"
             say(f"this run is finished: {self.final}", ways)
-            self.push(is_stopped=is_dry)  # as its first end may have failed to; what the hub has is not sent again
+            self.push(is_stopped=is_dry)  # the first upload may have failed; files that the hub has are not sent again
             return True
         self.check_continues(first_step, total_steps)
         return False
@@ -130,11 +130,11 @@ class RunFolder:
             expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
             raise UserError("max_steps", found, expected, f"--max_steps {first_step}; or {new}")
         if self._manifest.get("weights_only"):
-            found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
+            found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot resume from it"
             ways = f"{command_of('export.py')} writes a model to train on from, in a new run; or {new}"
             raise UserError("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways)
         if self.finished_steps and not first_step:
-            found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
+            found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to resume from"
             raise UserError("output_dir", found, fix=new)
 
     def describe_resume(self, total_steps: int) -> list[str]:
@@ -160,7 +160,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             notes = lock.acquire(folder)
             if _snapshot(folder) != self._seen:
-                found = f"another run was at work in {folder} while this one started"
+                found = f"another run used {folder} while this one started"
                 raise UserError("output_dir", found, fix="type the same command again")
             lock.sign(folder)
         except OSError as error:
@@ -202,7 +202,7 @@ class RunFolder:
             step: the number of steps done so far.
             total_steps: the number of steps of the whole run.
             skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
-            plan: what was planned, see ``kit.memory.fit.plan_record``; None or empty: nothing.
+            plan: see ``kit.memory.fit.plan_record``; None or empty: no plan.
         """
         about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
         about["rounding"] = self._recipe.model_dump(mode="json", include=ROUNDING)
@@ -215,11 +215,11 @@ class RunFolder:
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})")
             if changed := ", ".join(changes(self._manifest, about)):
-                say(f"note: changed since that checkpoint: {changed}; steps from here on differ")
+                say(f"note: changed since that checkpoint: {changed}; the steps from here on differ")
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         elif before:
-            say(f"{self.path} holds this run and no checkpoint: it begins again from the first step")
+            say(f"{self.path} holds this run and no checkpoint: it starts again from step 1")
         if is_main():
             for path in unfinished(self.path):
                 durable.remove(path)

@@ -13,7 +13,7 @@ def identity(
     """Return the identity of a run: its settings of ``IDENTITY``, and the fingerprints of its models and its data."""
     with_defaults = {"learning_rate": recipe.peak_learning_rate, "beta": recipe.reward_scale or None}
     values = recipe.model_dump(mode="json") | with_defaults
-    # The fingerprint of the data knows what else a mapping does: which columns are read, and that the others are not.
+    # The rest of a mapping, which columns are read and which are not, is in the fingerprint of the data.
     columns = {theirs: ours for theirs, ours in recipe.dataset_columns.items() if ours not in (theirs, "ignore")}
     values["dataset_columns"] = columns
     fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
@@ -23,12 +23,12 @@ def identity(
     return {**{key: values[key] for key in IDENTITY}, **of_rollouts, **fingerprints}
 
 
-# Settings with which the same steps round differently, so that a resume with others is no exact one.
+# Settings that change only rounding: after a change, resuming is not bit for bit.
 ROUNDING = {"per_device_train_batch_size", "torch_compile", "attn_implementation", "tf32"}
 # The fingerprint has the version of the code that reads rows, too.
-OTHER_DATA = "the samples that dataset gives are others, or this version of the kit reads them otherwise"
-OTHER_TEACHER = "the weights at teacher are others"
-OTHER_MODEL = "the weights at model_name_or_path are others"
+OTHER_DATA = "the samples of dataset changed, or this version of the kit reads them differently"
+OTHER_TEACHER = "the weights of teacher changed"
+OTHER_MODEL = "the weights of model_name_or_path changed"
 COMMIT = re.compile("[0-9a-f]{40}")  # the fingerprint of a hub id
 
 
@@ -38,13 +38,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for kind in ("model", "teacher"):
         was, now = (str(each.get(f"{kind}_fingerprint")) for each in (old, new))
         if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
-            words[f"{kind}_fingerprint"] += f": commit {now}, no longer the one that --{kind}_revision {was} takes"
+            words[f"{kind}_fingerprint"] += (
+                f": commit {now}, not the earlier one, which --{kind}_revision {was} selects"
+            )
     changed = [key for key in new if old.get(key) != new[key]]
     return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two starts, by what their records have in common: ``eval_steps: 0 -> 10``.
+    """Return the differences between two starts, from the keys that both records have: ``eval_steps: 0 -> 10``.
 
     A record is ``run.json`` with the recipe, or the manifest of a checkpoint with the settings that round.
     """

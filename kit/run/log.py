@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kit.train.step import StepResult
 
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
-# What each line about a step or an evaluation shows, before the metrics of the objective.
+# Metrics in each line about a step or an evaluation, before those of the objective.
 _SHOWN = (TaskMetric("loss", "loss", ".4f"), TaskMetric("perplexity", "perplexity"))
 
 
@@ -58,7 +58,7 @@ class Log:
             state: of the loop; the loop updates it before it calls ``step``.
             total_steps: the number of steps of the whole run.
             dataset_names: the names of the training data sets.
-            workload: what a step computes; None: not known.
+            workload: of a step; None: not known.
         """
         self.accelerator = accelerator
         self.recipe = recipe
@@ -71,7 +71,7 @@ class Log:
         self.last_line = -QUIET_SECONDS
         metric = recipe.metric_for_best_model
         if self._follows_evaluations and state.follows_another(metric):
-            say(f"{metric} was not followed before step {state.step}: what is best is found from here on")
+            say(f"{metric} was not tracked before step {state.step}: the best value counts from here on")
         if recipe.report_to and not state.tracker_id:
             state.tracker_id = uuid.uuid4().hex[:8]
         self.path = output_dir / METRICS_FILE
@@ -153,7 +153,7 @@ class Log:
         samples = [redacted(origin) for origin in batch.origins]
         self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.state.nonfinite_steps <= self.recipe.max_nonfinite_steps:
-            text = f"step {step}: {result.values}: skipped, weights are as before it"
+            text = f"step {step}: {result.values}: skipped, weights unchanged"
             say(f"warning: {text}; samples: {by_file(batch.origins)}")
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
@@ -195,7 +195,7 @@ class Log:
     def summary(self) -> list[str]:
         """Return lines for the end of the run: first and last evaluation, and the best checkpoint."""
         first = self.state.first_evaluation
-        last = self.state.current_evaluation  # that of an earlier start is no result of this one
+        last = self.state.current_evaluation  # an evaluation of an earlier start does not count
         lines = []
         if first != last:
             names = [name for name in last if name in first and not name.startswith(OF_THE_DATA)]
@@ -216,7 +216,7 @@ class Log:
         """Close the progress bar and the trackers, and print how the run ended.
 
         Args:
-            stopped: what stopped the run, such as "a signal"; empty if nothing did.
+            stopped: what stopped the run, for example "a signal"; empty if nothing did.
             notes: lines of the feed about the data.
         """
         if self.bar is not None:
@@ -232,7 +232,7 @@ class Log:
             early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
             run = self.path.parent
-            talk = [f"talk to it: kit chat {shlex.quote(str(run))}"] if self.recipe.declared.head == "lm" else []
+            talk = [f"chat with it: kit chat {shlex.quote(str(run))}"] if self.recipe.declared.head == "lm" else []
             say(*ended, *notes, *self.summary(), f"model: {run / 'final'}", *talk)
 
     @property
@@ -261,7 +261,7 @@ def _as_row(answer: Answer) -> dict[str, Any]:
 
 
 def _measured(name: str, value: float) -> str:
-    """The value of a metric of answers: those of the kit are shares, those of the user may be anything."""
+    """The value of a generation metric: the kit's are fractions, the user's may be anything."""
     return f"{value:.1%}" if is_share(name) else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""What a path opens that names the result of a run: its folder, ``final/``, an adapter or a checkpoint."""
+"""How to open the result of a run: its folder, ``final/``, an adapter or a checkpoint."""
 
 import os
 from pathlib import Path
@@ -51,16 +51,16 @@ def precision_of(path: str, given: Precision) -> Precision:
 
 
 def reference_of(scored: str, settings: ObjectiveSettings, method: str) -> Recipe | None:
-    """Return what opens the reference of a run with this objective, if that is another model.
+    """Return the recipe that opens the reference model of a run with this objective, if that is another model.
 
-    It is the model, or the adapter, with which the run began; None for a new adapter, whose reference is its base.
+    It is the model or the adapter with which the run started; None for a new adapter, whose reference is its base.
 
     Args:
         scored: may be ``final/`` or a checkpoint of that run.
-        method: of ``scored``: full for a whole model.
+        method: of ``scored``.
 
     Raises:
-        UserError: ``scored`` is a whole model, and in no folder of such a run; or what the run began with is gone.
+        UserError: ``scored`` is a full model outside a folder of such a run; or the initial model no longer exists.
     """
     if not settings.declared.has_reference:
         return None
@@ -71,8 +71,8 @@ def reference_of(scored: str, settings: ObjectiveSettings, method: str) -> Recip
         check_base(str(run_file), run.model_name_or_path, run.model_revision, fix)
         return run
     if method == "full":
-        found = f"{settings.objective} compares a model with its reference, and {scored} is a whole model without one"
-        fix = "--objective simpo compares the answers of pairs alone; or score it in the folder of its run"
+        found = f"{settings.objective} needs the reference model, which is not known for {scored}, a full model"
+        fix = "--objective simpo needs no reference model; or score it in the folder of its run"
         raise UserError("objective", found, fix=fix)
     return None
 

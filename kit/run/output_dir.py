@@ -19,7 +19,7 @@ from kit.system import durable, lock
 from kit.system.durable import read_small
 from kit.system.errors import Problem, UserError, raise_if
 
-# Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
+# All outputs of a run in its folder, except run.json, the lock and temporary files. `kit` is TensorBoard's.
 OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
 OUTPUT_FOLDERS = ("checkpoints", "final", "published", "kit")
 
@@ -45,7 +45,7 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
         inputs: ``Recipe.inputs`` of the run that would write to the folder.
 
     Raises:
-        UserError: the folder holds files that are no run, a run is at work in it, or it cannot be used.
+        UserError: the folder holds other files than a run's, a run is using it, or it cannot be used.
     """
     check_writable(folder)
     # A start that ended before it wrote run.json leaves at most these files.
@@ -72,7 +72,7 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
     lock.check_free(folder)
     if overwrites:
         raise_if(
-            Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix=lock.ANOTHER)
+            Problem(key, f"{value} is in the output_dir that would be overwritten", fix=lock.ANOTHER)
             for key, value in inputs
             if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
         )
@@ -80,7 +80,7 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
 
 
 def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
-    """Raise ``UserError`` if the folder holds another run, or files that are no run.
+    """Raise ``UserError`` if the folder holds another run, or other files than a run's.
 
     Returns:
         The number of steps after which the run in the folder finished; 0 if it did not, or will be overwritten.
@@ -103,13 +103,13 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
 
 
 def outputs(folder: Path) -> list[Path]:
-    """Return what runs in this folder have written, and may have left, besides ``run.json`` and the lock."""
+    """Return the outputs and leftovers of runs in this folder, except ``run.json`` and the lock."""
     names = [*OUTPUT_FILES, *OUTPUT_FOLDERS]
     return [*(folder / name for name in names), *unfinished(folder), *folder.glob(".report.*.partial")]
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """Return what killed runs began to write under temporary names."""
+    """Return the temporary files of killed runs."""
     files = (RUN_FILE, METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE)
     of_files = [path for path in folder.glob(".*partial") if durable.is_leftover(path.name, files)]
     return [*of_files, durable.staging_of(folder / "final")]
@@ -126,7 +126,7 @@ def _problems_with_kinds(folder: Path, names: Iterable[str]) -> Iterator[Problem
         is_folder, expected = (stat.S_ISDIR, "a folder") if path.name in OUTPUT_FOLDERS else (stat.S_ISREG, "a file")
         if stat.S_ISLNK(mode):
             found = f"{path} is a link to {os.readlink(path)!r}"
-            fix = "put what it leads to in its place, if the link is yours; output_dir itself may be a link"
+            fix = "replace it by its target, if the link is yours; output_dir itself may be a link"
             yield Problem("output_dir", found, f"{expected}: a run writes to output_dir only", fix)
         elif not is_folder(mode):
             yield Problem("output_dir", f"{path} is not {expected}", expected, "move it away")

@@ -27,7 +27,7 @@ from kit.system.errors import Problem, UserError, raise_if
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Opening = TypeVar("Opening", bound=MethodSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
-# How the model is computed, not what it is: settings of whoever opens the model, not of the run.
+# Settings of whoever opens the model, not of the run: they change how it is computed only.
 _OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing", "activation_offload")
 _OF_TRAINING = {"streaming", "shuffle", "shuffle_buffer_size", "packing", "max_train_samples"}  # and of its data alone
 
@@ -44,12 +44,12 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
 
 @contextmanager
 def _opened(run_file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the values of ``run.json``. What they lack in the ``with`` block is a ``UserError``."""
+    """Yield the values of ``run.json``. A missing key in the ``with`` block is a ``UserError``."""
     try:
         yield json.loads(read_small(run_file))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({fault_of_record(error)})"
-        raise UserError(str(run_file), found, "the folder of a run, or what lies in it") from None
+        raise UserError(str(run_file), found, "the folder of a run, or a file in it") from None
 
 
 def fault_of_record(error: Exception) -> str:
@@ -64,14 +64,14 @@ def fault_of_record(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Texts:
-    """What ``run.json`` says of the texts that a run trains on."""
+    """The entries of ``run.json`` on the texts that a run trains on."""
 
     stop_tokens: dict[str, int]  # that end answers, with their ids
     form: str  # see ``kit.data.chat.tokens.FORMS``
 
 
 def read_texts(run_file: Path | None) -> Texts:
-    """Read what ``run.json`` says of the texts, as ``read_run`` reads the rest; None: no run is known."""
+    """Read these entries like ``read_run`` reads the rest; None: no run is known."""
     if run_file is None:
         return Texts({}, "chat")
     with _opened(run_file) as values:
@@ -84,7 +84,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def metrics_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what ``read_metrics`` returns, one row in memory at a time: a long run has millions."""
+    """Yield the rows of ``read_metrics``, one in memory at a time: a long run has millions."""
     with suppress(OSError), open_regular(folder / METRICS_FILE) as file:
         for line in file:
             if (row := metrics_row(line)) is not None:
@@ -138,10 +138,10 @@ def with_model_of_checkpoint(
 
 
 def as_trained(settings: Recipe, run: Recipe) -> Recipe:
-    """Return ``settings`` with all that says what a run computed: texts, lengths, images, losses, and rounding.
+    """Return ``settings`` with those of a run that change its results: texts, lengths, images, losses, rounding.
 
-    What ``settings`` set themselves stays: another objective with its own settings, another template with its own
-    variables. The method is the run's if both are of adapters.
+    Explicit ``settings`` win: another objective with its own settings, another template with its own variables. The
+    method is the run's if both train adapters.
     """
     names = {*DataSettings.model_fields, "fp8", "qat", "qat_group_size"} & set(IDENTITY) - _OF_TRAINING
     own = {name for name in settings.model_fields_set if getattr(settings, name) is not None}

@@ -1,4 +1,4 @@
-"""The checkpoint that a run continues from.
+"""The checkpoint that a run resumes from.
 
 Promises: before a weight is read from a checkpoint, each of its bytes was hashed, by one of the ranks. All ranks choose
 the same checkpoint: if the newest is damaged, the one before.
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 def choose(
     folder: Path, wanted: str, identity: Mapping[str, Any], accelerator: "Accelerator | None" = None
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Choose the checkpoint to continue from. Called by all ranks, also before they have met.
+    """Choose the checkpoint to resume from. Called by all ranks, also before the rendezvous.
 
-    Before, one of several ranks compares only names and sizes. Afterwards each hashes its share of the files, and what
-    is skipped is said.
+    Before it, a rank compares only names and sizes. After it, each rank hashes its share of the files, and skipped
+    checkpoints are reported.
 
     Args:
         folder: the folder ``checkpoints`` of the run.
         wanted: as ``find_checkpoint`` takes it.
-        identity: that of this run.
-        accelerator: of ranks that have met, or None.
+        identity: of this run.
+        accelerator: None before the rendezvous.
 
     Returns:
         The checkpoint and its manifest; None and {} for none.
@@ -59,7 +59,7 @@ def choose(
         manifest = read_manifest(path)
     if changed := differences(manifest["identity"], identity):
         found = f"{path} is of another run ({'; '.join(changed)})"
-        fix = f"{command_of('export.py')} writes a model of it, from which a new run starts"
+        fix = f"{command_of('export.py')} exports it as a model; a new run may start from it"
         raise UserError("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix)
     return path, manifest
 
@@ -88,9 +88,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:
-    """Return the setting ``resume_from_checkpoint``, but ``auto`` for a path from which this run has begun already.
+    """Return the setting ``resume_from_checkpoint``, but ``auto`` for a path from which this run has started already.
 
-    The same command again must continue from the newest checkpoint, not from the path again.
+    The same command again must resume from the newest checkpoint, not from the path again.
     """
     wanted = settings.resume_from_checkpoint
     if settings.overwrite_output_dir:  # the checkpoints in the folder will be deleted

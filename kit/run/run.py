@@ -44,7 +44,7 @@ class Run(Session):
     stop: StopRequest
 
     def __init__(self, checked: Checked) -> None:
-        """Join the ranks, lock the output folder, and choose the checkpoint to continue from.
+        """Join the ranks, lock the output folder, and choose the checkpoint to resume from.
 
         Raises:
             UserError: on all ranks, if the folder or its checkpoints cannot be used; and as ``Session``.
@@ -112,7 +112,7 @@ class Run(Session):
         return is_kept or self._asks_to_save or save_is_due(recipe, data, total_steps, step)
 
     def save(self, policy: Policy, feed: BatchSource) -> None:
-        """Begin to write a checkpoint. Of weights alone, if the recipe says so; but a stopped run must continue."""
+        """Start to write a checkpoint; only the weights with ``save_only_model``, unless a signal stopped the run."""
         self.enter(phases.SAVING, self.state.step)
         self.state.feed = feed.state()
         weights_only = self.checked.recipe.save_only_model and not self.stop.is_agreed
@@ -127,7 +127,7 @@ class Run(Session):
         """Count and log a step, and agree to stop if a rank was asked to.
 
         Raises:
-            TrainingError: more than ``max_nonfinite_steps`` steps in a row were not finite.
+            TrainingError: more than ``max_nonfinite_steps`` steps in a row had NaN/Inf.
         """
         recipe, state = self.checked.recipe, self.state
         step = state.step + 1
@@ -140,7 +140,7 @@ class Run(Session):
         self._asks_to_save = result.save
 
     def end(self, policy: Policy, feed: BatchSource, write_report: Callable[[Path], None]) -> None:
-        """Write to ``run.json`` how the run ended, say it, and write the report. After a stop, leave with its status.
+        """Write to ``run.json`` how the run ended, print it, and write the report. After a stop, exit with its status.
 
         The final model is uploaded if the recipe says so.
 
@@ -164,9 +164,9 @@ class Run(Session):
 
 
 def _nonfinite_error(step: int, result: StepResult, batch: GlobalBatch) -> TrainingError:
-    """The error for ``step`` (from 1), whose loss or gradient norm is not finite."""
+    """The error for ``step`` (from 1), whose loss or gradient norm is NaN/Inf."""
     return TrainingError(
-        f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.origins)}\n"
+        f"step {step}: {result.values}; weights unchanged. Samples: {by_file(batch.origins)}\n"
         "    -> the same command fails at the same step again: fix or remove the sample that causes it, or train with\n"
         "       another learning_rate or mixed_precision; --max_nonfinite_steps N skips up to N such steps in a row"
     )

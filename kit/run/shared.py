@@ -1,6 +1,6 @@
 """Check that all machines of a run write to one folder.
 
-Promises: a folder that is on a disk of one machine only is refused before weights are read, not at the first save.
+Promises: a folder on the disk of a single machine is refused before weights are read, not at the first save.
 """
 
 import socket
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _DELAY_SECONDS = 5.0  # until a network disk shows on one machine what another one wrote
-_FIX = (
-    "give an --output_dir on a disk that all machines share, such as NFS: every machine writes its part of a checkpoint"
-)
+_FIX = "give an --output_dir on a disk that all machines share (NFS): every machine writes its shards of a checkpoint"
 
 
 def check_shared(accelerator: "Accelerator", folder: Path) -> None:

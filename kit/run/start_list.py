@@ -1,6 +1,6 @@
-"""The starts of a run, as ``run.json`` lists them: when it began, where it was continued, and what was changed then.
+"""The starts of a run in ``run.json``: when it started, where it resumed, and which settings changed.
 
-Promises: a start is listed as long as its steps count. A run that goes back to an earlier step forgets later starts.
+Promises: a start is listed as long as its steps count. A run that goes back to an earlier step drops later starts.
 """
 
 import json
@@ -27,4 +27,4 @@ def starts(old: str, new: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
         earlier = [dict(each) for each in record.get("starts", []) if each["step"] <= step]
         return [*earlier, {**start, "changed": changes(record, new)}]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return [start]  # continued from a checkpoint of another folder
+        return [start]  # resumed from a checkpoint of another folder

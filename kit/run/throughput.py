@@ -1,7 +1,7 @@
-"""Speed of a run since the last line of its log, and what the time went to: data, padding.
+"""Throughput of a run since the last line of its log, and the time lost to data and padding.
 
-Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line, without
-their devices. What cannot be known is absent, not zero.
+Promises: no step is synchronised for it. Hosts exchange a few numbers once per line, without their devices. An unknown
+value is absent, not zero.
 """
 
 import time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
     from kit.memory.workload import Workload
 
-MUCH = 0.05  # share of the time from which a loss is printed
+MUCH = 0.05  # fraction of the time from which a loss of time is printed
 
 
 class Throughput:
@@ -26,7 +26,7 @@ class Throughput:
     def __init__(self, ranks: "Ranks", device: torch.device, workload: "Workload | None" = None) -> None:
         """
         Args:
-            workload: what a step computes; None: not known.
+            workload: of a step; None: not known.
         """
         self._ranks, self._device, self._workload = ranks, device, workload
         self.num_ranks = ranks.count
@@ -99,7 +99,7 @@ class Throughput:
 
 
 def speed_text(row: dict[str, Any]) -> str:
-    """Return what a line on the terminal says of speed and memory. Losses of time are named from ``MUCH`` on."""
+    """Return throughput and memory for a line on the terminal. Time lost to data is shown from ``MUCH`` on."""
     text = f"{row['tokens_per_second']:,.0f} tok/s  "
     if "tflops_per_second" in row:
         text += f"{row['tflops_per_second']:.3g} TFLOP/s{' a rank' if 'highest_peak_memory_bytes' in row else ''}  "

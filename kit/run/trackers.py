@@ -1,7 +1,7 @@
-"""The trackers of ``report_to``. Each shows a run as one, however often it was continued.
+"""The trackers of ``report_to``. Each shows one run, however often it was resumed.
 
-Promises: a run keeps its identifier through a resume, and each tracker finds its record of the run by it; steps that a
-resume repeats stand once in TensorBoard, and where they stand twice the later value counts.
+Promises: a run keeps its identifier when it resumes, and each tracker finds the run by it. TensorBoard shows repeated
+steps once; in the others the later value counts.
 """
 
 from collections.abc import Iterable, Mapping

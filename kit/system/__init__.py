@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, untrusted text, credentials, files, the lock, the cache, the console."""
+"""Basics for all packages: errors, untrusted text, credentials, files, the lock, the cache, the console."""

@@ -59,7 +59,7 @@ def make_folder(*names: str) -> Path:
 
 
 def exposure() -> list[str]:
-    """Return a warning if somebody else may write to the cache; empty if nobody can, or only a team.
+    """Return a warning if another user may write to the cache; empty if nobody can, or only a team.
 
     A team shares a folder to which its group may write.
     """
@@ -70,10 +70,10 @@ def exposure() -> list[str]:
         return []
     is_of_team = bool(status.st_mode & stat.S_IWGRP) and status.st_gid in (os.getegid(), *os.getgroups())
     if status.st_uid not in (os.geteuid(), 0) and not is_of_team:
-        found = f"belongs to another user (id {status.st_uid}), who can change what is learned"
+        found = f"belongs to another user (id {status.st_uid}), who can change the training data"
         return [f"warning: the cache {folder} {found}: set KIT_CACHE to a folder of your own"]
     if status.st_mode & stat.S_IWOTH:
-        found = "can be written by every user of this machine, who can change what is learned"
+        found = "can be written by every user of this machine, who can change the training data"
         return [f"warning: the cache {folder} {found}: chmod o-w {folder}"]
     return []
 
@@ -175,7 +175,7 @@ class Writer:
             state.update(data)
 
     def finish(self, info: Mapping[str, Any]) -> None:
-        """Complete the entry and move it to its folder. ``info`` is stored as JSON beside the arrays."""
+        """Complete the entry and move it to its folder. ``info`` is stored as JSON next to the arrays."""
         arrays = {}
         for name, (file, state, dtype) in self._arrays.items():
             arrays[name] = {"dtype": dtype.descr, "bytes": file.tell(), "digest": state.hexdigest()}
@@ -291,5 +291,5 @@ def cannot_write(folder: Path) -> Iterator[None]:
 def _not_writable(folder: Path, error: OSError) -> UserError:
     fix = "set KIT_CACHE to a folder with room"
     if error.errno == errno.EMFILE:
-        fix = "raise the limit of open files (ulimit -n): each data set keeps some open"
+        fix = "raise the limit of open files (ulimit -n): each dataset keeps some open"
     return UserError("cache", f"{folder} cannot be written or opened ({error.strerror or error})", fix=fix)

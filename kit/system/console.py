@@ -1,9 +1,9 @@
-"""All that the kit prints: lines and progress bars, the output of commands, errors, and what libraries report.
+"""All output of the kit: lines, progress bars, the output of commands, errors, and messages of libraries.
 
-Promises: no other module prints. Of a run only the main process prints, but for errors. Nothing printed holds a
-credential, or a character that a terminal would act on (``visible.py``). A closed terminal or pipe does not end a run.
-What takes long is reported each ``QUIET_SECONDS``, in a log file too. Imports only plain Python and tqdm, so it can be
-used before anything slow is imported.
+Promises: no other module prints. In a run only the main process prints, except errors. Output holds no credential, and
+no character that a terminal would act on (``visible.py``). A closed terminal or pipe does not end a run. Long work is
+reported every ``QUIET_SECONDS``, in a log file too. Imports only plain Python and tqdm, so it can be used before
+anything slow is imported.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from kit.system.credentials import redacted
 from kit.system.visible import one_line, visible
 
 QUIET_SECONDS = 30.0
-_work = ("", "", 0.0)  # what this process does now, how far it is, and since when
+_work = ("", "", 0.0)  # the current work of this process, its progress, and its start
 _last_line = 0.0  # when the last line was printed
 
-# Messages of libraries that no user can act on: deprecations, and remarks on what the kit does on purpose.
+# Messages of libraries that no user can act on: deprecations, and remarks on choices of the kit.
 _SILENCED_MESSAGES = (
     ".*gradient_checkpointing.*deprecated.*",
     ".*torch.distributed is disabled, unavailable or uninitialized.*",
@@ -74,22 +74,22 @@ def say(*lines: str) -> None:
 
 
 def announce_wait(what: str) -> None:
-    """Print on a terminal what takes some seconds now. If standard error is redirected, print nothing."""
+    """Announce work of some seconds on a terminal. If standard error is redirected, print nothing."""
     begin_work(what)
     if sys.stderr.isatty():
         show_error(one_line(f"{what} ..."))
 
 
 def begin_work(what: str, done: str = "") -> None:
-    """Note what this process does from now on, and how far it is; an empty string if nothing that takes time."""
+    """Note the current work of this process, and its progress; an empty string for none that takes time."""
     global _work
     _work = (what, done, _work[2] if what == _work[0] else time.monotonic())
 
 
 def report_long_work() -> threading.Event:
-    """Print to standard error what the main process does, whenever it printed nothing for a while.
+    """Print the work of the main process to standard error, whenever it printed nothing for a while.
 
-    Returns what ends that when it is set.
+    Returns an event that ends that when it is set.
     """
     is_over = threading.Event()
     if is_main():
@@ -161,7 +161,7 @@ def progress(items: Iterable[Any], name: str, total: int | None) -> Iterator[Any
     """Return ``items`` with a progress bar, shown by the main process if standard error is a terminal.
 
     Args:
-        name: the text beside the bar.
+        name: the text next to the bar.
         total: the number of items; None if it is not known.
     """
     visible_here = is_main() and sys.stderr.isatty()
@@ -175,7 +175,7 @@ def bar(name: str, unit: str, total: int | None, done: int = 0, scales: bool = F
     """Return a progress bar of this process, shown if standard error is a terminal.
 
     Args:
-        name: the text beside the bar.
+        name: the text next to the bar.
         unit: of what is counted.
         total: the number of units; None: unknown.
         done: units that are done already.
@@ -194,7 +194,7 @@ def bar(name: str, unit: str, total: int | None, done: int = 0, scales: bool = F
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose messages repeat what was typed without the characters that a terminal would act on."""
+    """A parser whose messages quote the command without characters that a terminal would act on."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and ``message``, and end the process with status 2."""
@@ -203,7 +203,7 @@ class Parser(argparse.ArgumentParser):
 
 @cache
 def guard_libraries() -> None:
-    """From now on, show what libraries warn of and log as the kit shows its own lines: visible, without credentials."""
+    """From now on, print warnings and logs of libraries like the kit's own lines: visible, without credentials."""
     format_warning, make_record = warnings.formatwarning, logging.getLogRecordFactory()
 
     def formatted(*args: Any, **kwargs: Any) -> str:

@@ -1,10 +1,10 @@
-"""Files that survive a loss of power, and folders in which somebody else may have put links or special files.
+"""Files that survive a power loss, and folders in which another user may have put links or special files.
 
 Promises:
 
 - The content of a file is on the disk before its final name is.
-- Nothing is written through a link or into a special file: what is written lies at the path that was given. Only the
-  folder of that path may be a link.
+- Nothing is written through a link or into a special file, only at the given path. The folder of that path may be a
+  link.
 - Files of others are read with a bound: one that is no regular file, or too large, raises ``OSError``.
 """
 
@@ -40,7 +40,7 @@ def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically: a reader, or a restart after a crash, finds the old text or the new text.
 
     Writes to a temporary file, syncs it, and renames it. Several processes may do this at the same time. A link at
-    ``path`` is replaced; what it leads to stays as it is.
+    ``path`` is replaced; its target stays as it is.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
@@ -89,7 +89,7 @@ def staging_of(folder: Path) -> Path:
 
 
 def make_afresh(folder: Path) -> None:
-    """Make an empty folder, and the folders above it. What is at its path is deleted first."""
+    """Make an empty folder, and the folders above it. Anything at its path is deleted first."""
     remove(folder)
     folder.mkdir(parents=True)
 

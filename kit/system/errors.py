@@ -1,4 +1,4 @@
-"""Errors for the user: a problem says where it is, what was found, what was expected and what to do.
+"""Errors for the user: each problem has a place, found, expected, and what to do.
 
 Plain Python, imported before anything slow. A ``UserError`` ends the script with status 2 and one ``error:``
 block. A ``TrainingError`` ends it with status 1 and a message. Every other exception keeps its traceback.
@@ -47,7 +47,7 @@ class UserError(Exception):
     def __init__(self, *problems: Problem) -> None: ...
 
     def __init__(self, *given: Any, **more: Any) -> None:
-        """Take problems, or what one ``Problem`` is made of."""
+        """Take problems, or the fields of one ``Problem``."""
         is_made = all(isinstance(each, Problem) for each in given)
         self.problems: list[Problem] = list(dict.fromkeys(given)) if is_made else [Problem(*given, **more)]
         super().__init__(str(self))
@@ -115,7 +115,7 @@ def did_you_mean_path(path: str, siblings: Iterable[str]) -> str:
 
 
 def kind(value: Any) -> str:
-    """Return the type of a value in the words of JSON, for a message: ``a string``, ``an object``, ``null``."""
+    """Return the JSON type of a value, for a message: ``a string``, ``an object``, ``null``."""
     if value is None:
         return "null"
     if isinstance(value, bool):

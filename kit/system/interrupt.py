@@ -1,4 +1,4 @@
-"""Ctrl-C before anything was begun ends the process at once.
+"""Ctrl-C before any work has started ends the process at once.
 
 Python's own ``KeyboardInterrupt`` would not: some imports of libraries ignore it, so that the run starts all the same,
 and others turn it into an error of their own. Plain Python, imported before everything else.
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 STATUS = 130  # 128 + SIGINT
-# What asks a run to stop: a scheduler, Ctrl-C, Slurm's warning, a closed terminal. Not every system has all of them.
+# Signals that stop a run: of a scheduler, Ctrl-C, Slurm's warning, a closed terminal. Not every system has all.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 # Environment variable of ranks that kit.strategy.launch.torchrun_main started: the file for their exit status.
 OWN_TORCHRUN = "KIT_TORCHRUN"
@@ -23,13 +23,13 @@ class Stopped(Exception):
 
 
 def leave_on_ctrl_c() -> None:
-    """Let Ctrl-C end this process at once. Call it first, where nothing has been begun that must be ended."""
+    """Let Ctrl-C end this process at once. Call it first, before any work that needs a clean-up."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the command ignores it, as `nohup` may
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def raise_on_ctrl_c() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` again, so that what has been begun is ended in order."""
+    """Let Ctrl-C raise ``KeyboardInterrupt`` again, so that work is cleaned up."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

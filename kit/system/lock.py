@@ -1,4 +1,4 @@
-"""The lock of an output folder: only one run at a time may work in it.
+"""The lock of an output folder: only one run at a time may use it.
 
 The kernel releases the lock when the process ends, however it ends. The lock file also holds a signature: which process
 holds the lock, or held it last.
@@ -16,7 +16,7 @@ from kit.system.durable import read_object
 from kit.system.errors import UserError
 
 NAME = ".lock"  # in an output_dir
-ANOTHER = "another --output_dir"  # what to type where a folder cannot be used
+ANOTHER = "another --output_dir"  # what to type if a folder cannot be used
 _WAIT_SECONDS = 1.0  # for the lock: ``check_free`` of another process holds it for less
 _held: dict[Path, Any] = {}  # the open lock file of each locked folder; stays open until this process ends
 

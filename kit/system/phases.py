@@ -13,10 +13,10 @@ class Phase:
 
 STARTING = Phase("starting")
 LOADING = Phase("loading the model", "loading")
-REFERENCE = Phase("computing the reference", "the reference's forward passes")
-TEACHER = Phase("asking the teacher", "the teacher's forward passes")
+REFERENCE = Phase("running the reference model", "the reference model's forward passes")
+TEACHER = Phase("running the teacher", "the teacher's forward passes")
 READING = Phase("reading data", "reading data")
-ROLLING_OUT = Phase("rolling out", "a rollout")
+ROLLING_OUT = Phase("generating rollouts", "a rollout")
 TRAINING = Phase("training", "training")
 EVALUATING = Phase("evaluating", "evaluation")
 SAVING = Phase("saving", "saving")

@@ -1,7 +1,7 @@
-"""Text of strangers as a terminal may print it: names, rows, templates, answers of a model, messages of libraries.
+"""Untrusted text, safe to print: names, rows, templates, answers of a model, messages of libraries.
 
 Promises: no character moves the cursor, or changes colours or the order of letters. None is lost: each is shown as its
-escape, such as ``\\x1b``. No name begins a new line, so none can forge a message. Letters stay. Plain Python.
+escape, such as ``\\x1b``. No name starts a new line, so none can forge a message. Letters stay. Plain Python.
 """
 
 import re

@@ -60,7 +60,7 @@ def test_a_script_that_begins_again_has_not_continued_though_all_is_equal(tempor
     script(fake(continues=False))
     assert main(["verify-resume"]) == 1
     out = capsys.readouterr().out
-    assert out.count("none\n") == 6 and out.endswith("not continued: the run began at step 1 again\n")
+    assert out.count("none\n") == 6 and out.endswith("not continued: the run started again at step 1\n")
 
 
 def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, capsys):

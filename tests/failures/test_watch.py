@@ -81,7 +81,7 @@ def test_a_killed_rank_ends_the_run_soon_by_name(launch, config, victim):
     run.rank(victim).kill()
     status, seconds = run.wait(DEADLINE)
     assert status != 0
-    assert f"error: rank {1 - victim}: rank {victim} is gone, last seen: rank {victim} " in run.text, run.text
+    assert f"error: rank {1 - victim}: rank {victim} exited, last seen: rank {victim} " in run.text, run.text
     print(f"{config}, rank {victim} killed: {seconds:.1f} s")
 
 
@@ -93,7 +93,9 @@ def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, vic
     status, seconds = run.wait(DEADLINE)
     assert status != 0
     found = rf"error: rank {1 - victim}: 10 s without progress \(--ddp_timeout\), (training|reading data) in step \d+; "
-    assert re.search(found + rf"rank {victim} did not arrive, last seen: rank {victim} ", run.text), run.text
+    assert re.search(found + rf"rank {victim} never reached the collective, last seen: rank {victim} ", run.text), (
+        run.text
+    )
     print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
 
 
@@ -103,7 +105,7 @@ def test_ranks_that_a_launcher_starts_again_delete_nothing_and_say_what_to_type(
     run.wait_for_steps(8)
     run.rank(1).kill()
     assert run.wait(DEADLINE)[0] != 0
-    assert "--max_restarts: the launcher has started these ranks again" in run.text, run.text
+    assert "--max_restarts: the launcher restarted these ranks" in run.text, run.text
     assert list((run.folder / "checkpoints").glob("step-*/manifest.json"))
 
 
@@ -120,7 +122,7 @@ def test_a_store_that_does_not_answer_is_reported_with_its_address():
     accelerator = SimpleNamespace(process_index=1, num_processes=2)
     never = float("inf")  # a watch that lost its store would end this process
     error = Watch(accelerator, Cut(), timeout_seconds=never).explain(RuntimeError("Connection closed by peer"))
-    assert str(error).startswith("10.0.0.1:29500, where the ranks meet, does not answer ")
-    assert "the same command continues from the last checkpoint" in str(error)
+    assert str(error).startswith("the rendezvous store at 10.0.0.1:29500 does not answer ")
+    assert "the same command resumes from the last checkpoint" in str(error)
     scoring = Watch(accelerator, Cut(), timeout_seconds=never, trains=False).explain(RuntimeError("Connection closed"))
     assert "checkpoint" not in str(scoring)

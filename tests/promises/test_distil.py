@@ -46,7 +46,7 @@ def test_answers_of_the_student_are_those_of_one_process_and_go_on_bit_for_bit_b
     model.save_pretrained(teacher)
     shutil.rmtree(half.folder / "final")
     changed = finetune("half", **flags)
-    assert changed.status == 2 and "the weights at teacher are others" in changed.output, changed.output
+    assert changed.status == 2 and "the weights of teacher changed" in changed.output, changed.output
 
 
 def test_an_answer_of_the_data_teaches_on_policy_what_it_teaches_off_policy(finetune, fp32, teacher, tmp_path):

@@ -44,7 +44,7 @@ def test_a_run_is_known_by_the_commit_of_its_model(hub, chat_file, tmp_path):
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["identity"]["model_fingerprint"] == COMMITS[0]
     other = start(COMMITS[1])
-    assert other.returncode == 2 and "the weights at model_name_or_path are others" in other.stderr
-    assert f"commit {COMMITS[1]}, no longer the one that --model_revision {COMMITS[0]} takes" in other.stderr
+    assert other.returncode == 2 and "the weights of model_name_or_path changed" in other.stderr
+    assert f"commit {COMMITS[1]}, not the earlier one, which --model_revision {COMMITS[0]} selects" in other.stderr
     again = start(COMMITS[1], f"--model_revision={COMMITS[0]}")
     assert again.returncode == 0, again.stderr

@@ -70,7 +70,7 @@ MESSAGES = {
     ],
     "recipes/export.py orphan --output_dir merged": ["names a base that cannot be opened: /nowhere/base", "BASE"],
     "recipes/score.py --model_name_or_path model --eval_dataset pairs.jsonl --max_length 256 --objective dpo": [
-        "objective: dpo compares a model with its reference",
+        "objective: dpo needs the reference model",
         "--objective simpo",
     ],
     # runs and their folders
@@ -89,7 +89,7 @@ MESSAGES = {
     f"{RUN} --output_dir busy --max_steps 4": ["output_dir: busy is in use by", "another --output_dir"],
     f"{RUN} --output_dir new --max_steps 4 --learning_rate 1e-3 --resume_from_checkpoint {STEP}": [
         f"{STEP} is of another run (learning_rate: 0.0002 -> 0.001)",
-        "kit export writes a model of it",
+        "kit export exports it as a model",
     ],
     f"{CHAT} --report_to mlflow": ["--report_to: found 'mlflow'; expected list of tensorboard", "metrics.jsonl has"],
     # strategies

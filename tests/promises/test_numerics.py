@@ -44,7 +44,7 @@ def test_a_step_that_is_not_finite_is_skipped_whole_or_stops_the_run(finetune, p
     assert stopped.status == 1 and "Traceback" not in stopped.output
     bad = stopped.rows[-1]["step"]
     found = f"step {bad}: loss nan, gradient norm nan"
-    assert f"error: rank 0: {found}; weights are as before it. Samples: " in stopped.output
+    assert f"error: rank 0: {found}; weights unchanged. Samples: " in stopped.output
     assert re.search(rf"chats\.jsonl:[\d,]*\b{ROW + 1}\b", stopped.output)
     assert len(stopped.rows) == bad and bad < 8  # the epoch has seven steps and a bit
     assert not (stopped.folder / "final").exists()

@@ -83,7 +83,7 @@ def test_a_finished_run_is_left_alone_until_more_steps_are_asked_for(finetune):
     shutil.rmtree(run.folder / "checkpoints")
     assert "this run is finished" in finetune.ok("run", max_steps=4, **flags).output
     refused = finetune("run", max_steps=5, **flags)
-    assert refused.status == 2 and "no checkpoint to go on from" in refused.output
+    assert refused.status == 2 and "no checkpoint to resume from" in refused.output
     emptied = finetune.ok("run", max_steps=1, lora_r=4, overwrite_output_dir="true", **flags)
     assert emptied.info["recipe"]["lora_r"] == 4 and len(emptied.rows) == 1
 

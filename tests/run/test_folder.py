@@ -65,7 +65,7 @@ def test_another_run_is_refused_with_every_setting_that_differs(recipe, started)
         "learning_rate: 0.0002 -> 0.5",
         "lora_r: 16 -> 3",
         "seed: 42 -> 7",
-        "the samples that dataset gives are others, or this version of the kit reads them otherwise",
+        "the samples of dataset changed, or this version of the kit reads them differently",
     ):
         assert line in text
     assert "max_steps" not in text and "weight_decay" not in text
@@ -149,7 +149,7 @@ def test_a_run_that_was_at_work_between_the_check_and_the_lock_is_not_overwritte
     begin(recipe(seed=1))
     write(recipe(seed=1), finished_steps=6)
     before = content(folder)
-    with pytest.raises(UserError, match=r"another run was at work in .* while this one started"):
+    with pytest.raises(UserError, match=r"another run used .* while this one started"):
         late.open()
     assert content(folder) == before
 
@@ -206,7 +206,7 @@ def test_what_a_run_reads_is_not_overwritten_by_it(recipe, started):
     inside = started / "inside"
     inside.mkdir()
     for key in ("dataset", "model_name_or_path", "resume_from_checkpoint"):
-        with pytest.raises(UserError, match=f"{key}: .*lies in the output_dir"):
+        with pytest.raises(UserError, match=f"{key}: .*is in the output_dir"):
             look(recipe(**{key: str(inside)}, overwrite_output_dir=True))
 
 

@@ -20,9 +20,9 @@ def test_a_default_that_is_written_out_is_the_same_run(recipe):
 def test_other_data_and_other_weights_are_reported_in_words(recipe):
     old = identity(recipe(), "abc", "base")
     assert differences(old, identity(recipe(), "other", "base")) == [
-        "the samples that dataset gives are others, or this version of the kit reads them otherwise"
+        "the samples of dataset changed, or this version of the kit reads them differently"
     ]
-    assert differences(old, identity(recipe(), "abc", "other")) == ["the weights at model_name_or_path are others"]
+    assert differences(old, identity(recipe(), "abc", "other")) == ["the weights of model_name_or_path changed"]
 
 
 def test_what_makes_other_roundings_is_reported_and_nothing_else(recipe):
@@ -42,6 +42,6 @@ def test_to_ignore_a_column_that_was_not_read_is_the_same_run(recipe):
 def test_weights_of_another_commit_are_reported_with_the_revision_that_takes_the_former(recipe):
     old, new = (identity(recipe(), "abc", commit * 40, commit * 40) for commit in "ab")
     for key, text in zip(("model", "teacher"), differences(old, new), strict=True):
-        assert text.endswith(f"commit {'b' * 40}, no longer the one that --{key}_revision {'a' * 40} takes")
+        assert text.endswith(f"commit {'b' * 40}, not the earlier one, which --{key}_revision {'a' * 40} selects")
     old = identity(recipe(), "abc", "a" * 40)
     assert differences(old, identity(recipe(model_revision="a" * 40), "abc", "a" * 40)) == []

@@ -58,5 +58,7 @@ def test_the_reference_is_what_the_run_began_with(run):
         reference_of(final, opened(final, model_name_or_path=final, adapter_name_or_path=None), "full").method == "full"
     )
     elsewhere = Recipe(model_name_or_path="other", dataset="d", method="full", objective="dpo")
-    with pytest.raises(UserError, match="objective: dpo compares a model with its reference, and other is a whole"):
+    with pytest.raises(
+        UserError, match="objective: dpo needs the reference model, which is not known for other, a full"
+    ):
         reference_of("other", elsewhere, "full")

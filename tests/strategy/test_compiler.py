@@ -27,7 +27,7 @@ def test_what_cannot_compile_is_named_with_a_way_out(monkeypatch):
     for device_type, strategy, words in (
         ("cuda", SINGLE, "needs triton"),
         ("mps", SINGLE, "on MPS"),
-        ("cuda", FSDP1, "under FSDP1"),
+        ("cuda", FSDP1, "with FSDP1"),
     ):
         (problem,) = compile_problems(on(device_type, strategy))
         assert problem.where == "torch_compile" and words in problem.found

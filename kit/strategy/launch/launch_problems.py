@@ -19,7 +19,7 @@ def launch_problems(
     """Problems with how the command was launched, each with a command that works.
 
     Args:
-        num_processes: the number of processes that the run needs, over all machines.
+        num_processes: the world size that the run needs.
         launched: the number that a launcher started; None without a launcher.
         num_devices: GPUs of this machine.
     """
@@ -33,7 +33,7 @@ def launch_problems(
         return [Problem("num_machines", found, fix="correct it, or let the launcher start as many (--nnodes)")]
     asked = num_processes_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
-        found = f"accelerate launch was given {asked}, and started one process"
+        found = f"accelerate launch got {asked}, and started one process"
         config_flag = "" if request.launch.config else " --config ddp"
         command = f"accelerate launch {script}{config_flag} --num_processes {asked}"
         return [Problem("--num_processes", found, fix=f"give it to the script: `{command}`")]
@@ -79,6 +79,6 @@ def _machine_problems(config: AccelerateConfig, num_processes: int, num_devices:
 
 
 def _script() -> str:
-    """What a launcher takes to start this command: a script, or a module, whose folder it must not put on the path."""
+    """The script of this command, for a launcher; or the module, if its folder must not be on the path."""
     path = os.path.relpath(sys.argv[0])
     return "-m kit.cli.main" if os.path.basename(path) in ("kit", "main.py") else shlex.quote(path)

@@ -18,15 +18,15 @@ _FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a run, on each of which the user starts the same command."""
+    """The machines of a run. The user starts the same command on each."""
 
     count: int = 1
-    address: str = "127.0.0.1"  # of the machine that keeps the store by which all meet
+    address: str = "127.0.0.1"  # of the master node, which keeps the rendezvous store
     port: int = 0
-    is_host: bool = True  # whether this is that machine
+    is_host: bool = True  # whether this is the master node
 
     def waiting_line(self, seconds: float) -> str:
-        """Return a line that says whom this machine waits for, where and how long."""
+        """Return a line: for whom this machine waits, where and how long."""
         where, limit = f"{self.address}:{self.port}", f"at most {seconds:g} s (--ddp_timeout)"
         if self.is_host:
             return (

@@ -1,4 +1,4 @@
-"""The kit's own launcher: torchrun (``torch.distributed.run``), whose launchers meet as ``_Meeting`` says.
+"""The kit's own launcher: torchrun (``torch.distributed.run``) with a rendezvous of its own (``_Rendezvous``).
 
 ``kit.strategy.launch.torchrun`` makes the command that runs this file. Signals are torchrun's own.
 
@@ -45,11 +45,11 @@ from kit.strategy.processes.tcp_store import BoundedStore, connect, serve
 from kit.system.console import show_error
 from kit.system.errors import TrainingError, UserError
 
-_GRACE_SECONDS = 20.0  # in which ranks say themselves that those of another machine are gone
+_GRACE_SECONDS = 20.0  # in which ranks report by themselves that those of another machine exited
 
 
-class _Meeting(RendezvousHandler):
-    """The launchers of a run meet in one store, at the address of the config; the ranks then use it too."""
+class _Rendezvous(RendezvousHandler):
+    """The launchers of a run join one store, at the address of the config; the ranks then use it too."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         host, _, port = parameters.endpoint.rpartition(":")
@@ -78,11 +78,13 @@ class _Meeting(RendezvousHandler):
         try:
             while (others := self._store.call(lambda store: store.add("others", 0))) < self._count - 1:
                 if time.monotonic() > end:
-                    found = f"{others + 1} of {self._count} machines came to {where} within {self._seconds} s"
+                    found = f"{others + 1} of {self._count} machines joined at {where} within {self._seconds} s"
                     raise TrainingError(f"{found} (--ddp_timeout)\n    -> {START_ALL}")
                 time.sleep(0.2)
         except (TimeoutError, RuntimeError):
-            raise TrainingError(f"{socket.gethostname()} lost the others, who meet at {where}") from None
+            raise TrainingError(
+                f"{socket.gethostname()} lost the connection to the rendezvous store at {where}"
+            ) from None
         if number >= self._count:
             raise TrainingError(f"{where} has {self._count} machines already: this command runs twice on one of them")
         return RendezvousInfo(store, number, self._count, RendezvousStoreInfo(self._address, self._port))
@@ -102,12 +104,12 @@ class _Meeting(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """None: ranks are not restarted. torchrun asks often, so here it learns that another launcher has failed."""
-        with suppress(TimeoutError, RuntimeError):  # of a store that is gone the ranks notice too
+        with suppress(TimeoutError, RuntimeError):  # the ranks notice a lost store too
             if self._count > 1 and self._store is not None:
                 failed = self._store.call(lambda store: store.get("failed") if store.check(["failed"]) else b"")
                 self._failed_at = self._failed_at or (time.monotonic() if failed else 0.0)
                 if failed and time.monotonic() > self._failed_at + _GRACE_SECONDS:
-                    raise TrainingError(f"{failed.decode()} has ended this run, and says why")
+                    raise TrainingError(f"{failed.decode()} ended this run: see its output")
         return 0
 
     def tell_failure(self) -> None:
@@ -132,27 +134,27 @@ class _Meeting(RendezvousHandler):
 
 def main(argv: list[str]) -> int:
     """Start the ranks, wait for them, and return the exit status."""
-    meetings: list[_Meeting] = []
+    joined: list[_Rendezvous] = []
 
-    def meet(parameters: RendezvousParameters) -> _Meeting:
-        meetings.append(_Meeting(parameters))
-        return meetings[0]
+    def make(parameters: RendezvousParameters) -> _Rendezvous:
+        joined.append(_Rendezvous(parameters))
+        return joined[0]
 
-    status = _run(argv, meet)
-    if status and meetings:
-        meetings[0].tell_failure()
+    status = _run(argv, make)
+    if status and joined:
+        joined[0].tell_failure()
     return status
 
 
-def _run(argv: list[str], meet: Callable[[RendezvousParameters], _Meeting]) -> int:
+def _run(argv: list[str], make: Callable[[RendezvousParameters], _Rendezvous]) -> int:
     if os.environ.get(ACCELERATE_PID, str(os.getppid())) != str(os.getppid()):
         return 128 + signal.SIGTERM  # `accelerate launch` ended before it could be watched from here
     end_with_launcher()
-    logging.disable()  # torchrun's log, which repeats what the ranks say
+    logging.disable()  # torchrun's log, which repeats the errors of the ranks
     file, path = tempfile.mkstemp(prefix="kit-status-")
     os.close(file)
     os.environ[interrupt.OWN_TORCHRUN] = path
-    rendezvous_handler_registry.register(RENDEZVOUS, meet)
+    rendezvous_handler_registry.register(RENDEZVOUS, make)
     try:
         run.run(run.parse_args(["--rdzv_backend", RENDEZVOUS, *argv]))
     except UserError as error:

@@ -1,1 +1,1 @@
-"""The processes of a run: how they find each other, meet, and agree."""
+"""The processes of a run: launcher, network, rendezvous, and the check that all ranks agree."""

@@ -1,6 +1,6 @@
-"""All ranks agree on what the run is, in one exchange, before they connect to each other or read a weight.
+"""Check that all ranks have the same run, in one exchange, before they connect to each other or read a weight.
 
-Each rank writes its facts to the store; rank 0 compares them, and all ranks read one verdict.
+Each rank writes its facts to the store; rank 0 compares them, and all ranks read the result.
 
 Promises: every rank raises the same problems, each with the machines that differ; a problem that one rank found on its
 machine is raised by all.
@@ -16,17 +16,17 @@ import xxhash
 
 from kit.system.errors import Problem, listed
 
-_MOST_VALUES = 4  # that a message shows
+_MOST_VALUES = 4  # in a message
 _LONGEST = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that ranks compare."""
+    """A value that must be equal on all ranks."""
 
     name: str  # a field of the recipe, a library, an environment variable
     value: Any  # JSON
-    fix: str  # what to do where it differs
+    fix: str  # what to do if it differs
 
 
 def exchange(store: Any, rank: int, world: int, facts: Sequence[Fact], problems: Sequence[Problem]) -> list[Problem]:
@@ -42,24 +42,24 @@ def exchange(store: Any, rank: int, world: int, facts: Sequence[Fact], problems:
     own = [socket.gethostname(), list(map(asdict, facts)), list(map(asdict, problems))]
     store.set(f"facts/{rank}", json.dumps(own))
     if rank:
-        found = [Problem(**each) for each in json.loads(store.get("verdict"))]
+        found = [Problem(**each) for each in json.loads(store.get("result"))]
         store.set(f"read/{rank}", "here")
         return found
     hosts, all_facts, network = zip(*(json.loads(store.get(f"facts/{each}")) for each in range(world)), strict=True)
     found = list(dict.fromkeys(Problem(**problem) for each in network for problem in each))
     found += compare_facts([[Fact(**fact) for fact in each] for each in all_facts], hosts)
-    store.set("verdict", json.dumps([asdict(problem) for problem in found]))
-    if found:  # this rank will end, and the store may end with it
+    store.set("result", json.dumps([asdict(problem) for problem in found]))
+    if found:  # this rank ends, and the store may end with it
         for other in range(1, world):
             store.get(f"read/{other}")
     return found
 
 
 def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> Iterator[Problem]:
-    """Return a problem for each fact in which ranks differ.
+    """Return a problem for each fact that differs between ranks.
 
     Args:
-        all_facts: of each rank; all have the same names, but for those that only some machines have.
+        all_facts: of each rank; all have the same names, except those that only some machines have.
         hosts: the machine of each rank.
     """
 

@@ -58,16 +58,16 @@ def leads_other_machine() -> bool:
 
 
 def started_again() -> Problem:
-    """Return the problem of ranks that a launcher has started in place of those that ended, as torchrun can.
+    """Return the problem of ranks that the launcher (torchrun) restarted.
 
-    They would begin the run again, as the command says, and not continue it.
+    They would start the run again, and not resume it.
     """
-    found = "the launcher has started these ranks again, in place of those that ended"
-    return Problem("--max_restarts", found, "0", "type the same command again: it continues the run")
+    found = "the launcher restarted these ranks"
+    return Problem("--max_restarts", found, "0", "type the same command again: it resumes the run")
 
 
 def end_with_launcher() -> None:
-    """Have this process sent one SIGTERM when its launcher, `accelerate launch` or torchrun, has died.
+    """Send this process one SIGTERM when its launcher, `accelerate launch` or torchrun, has died.
 
     `accelerate launch` does not forward signals, so without this the script would continue after its launcher ended.
     """

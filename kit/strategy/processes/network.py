@@ -1,4 +1,4 @@
-"""How machines reach each other: names that mean loopback, own addresses, and interfaces to use."""
+"""How machines reach each other: host names that resolve to loopback, own addresses, and interfaces."""
 
 import ipaddress
 import os
@@ -16,7 +16,7 @@ def address_of(name: str) -> str:
 
 
 def check_own_name() -> list[Problem]:
-    """Check that other machines can reach the address behind the own host name: gloo sends it to all ranks."""
+    """Check that other machines can reach the address of the own host name: gloo sends it to all ranks."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return []
     host = socket.gethostname()
@@ -27,7 +27,7 @@ def check_own_name() -> list[Problem]:
     else:
         if not _is_loopback(address):
             return []
-        found = f"{host}, the name of this machine, means {address}: other machines cannot reach it"
+        found = f"{host}, the name of this machine, resolves to {address}: other machines cannot reach it"
     fix = (
         f"on {host}: export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0, or what `ip addr` shows; or fix /etc/hosts"
     )
@@ -35,23 +35,23 @@ def check_own_name() -> list[Problem]:
 
 
 def check_main_address(name: str, where: str) -> list[Problem]:
-    """Check that ``name``, by which all machines reach the first one, has an address that can do that.
+    """Check that other machines can reach ``name``, the master node.
 
     Args:
         where: the setting that has the name.
     """
-    fix = "give the address of the first machine in the network, the same on every machine"
+    fix = "give the address of the master node in the network, the same on every machine"
     try:
         address = address_of(name)
     except OSError as error:
         return [Problem(where, f"{name} has no address ({error.strerror or error})", fix=fix)]
     if _is_loopback(address):
-        return [Problem(where, f"{name} means {address}: other machines cannot reach it", fix=fix)]
+        return [Problem(where, f"{name} resolves to {address}: other machines cannot reach it", fix=fix)]
     return []
 
 
 def warnings_of_address(name: str, where: str) -> list[str]:
-    """Warn if ``name``, by which machines meet, means an address of the public internet.
+    """Warn if ``name``, the master node, resolves to an address of the public internet.
 
     Args:
         where: the setting that has the name.
@@ -59,10 +59,8 @@ def warnings_of_address(name: str, where: str) -> list[str]:
     with suppress(OSError):
         address = address_of(name)
         if ipaddress.ip_address(address.partition("%")[0]).is_global:
-            found = f"{name} means {address}, a public address: whoever reaches the ports of a run can take part in it"
-            return [
-                f"warning: {where}: {found}. Use a network of these machines alone (docs/multi-node-and-debugging.md)"
-            ]
+            found = f"{name} resolves to {address}, a public address: whoever reaches a run's ports can take part in it"
+            return [f"warning: {where}: {found}. Use a private network (docs/multi-node-and-debugging.md)"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks: the key-value store, what they agree on, and the process group.
+"""Rendezvous of the ranks: key-value store, check that they agree, process group.
 
 Promises: no call of the store waits longer than a time-out of ours, whatever the network does.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The time-out of a collective, in units of ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
+# The time-out of a collective, in units of ``ddp_timeout``. It is long, because ranks may wait for a slow disk;
 # ``kit.failures.watch`` detects a hang earlier.
 COLLECTIVE_TIMEOUTS = 10
 _KEPT_SECONDS = 15.0  # for a connection to a store that a launcher keeps
-_QUIET_SECONDS = 3.0  # for which rank 0 waits for others before it says so
+_QUIET_SECONDS = 3.0  # that rank 0 waits for others before it prints that
 
 
 def collective_timeout(timeout_seconds: float) -> timedelta:
@@ -38,7 +38,7 @@ def collective_timeout(timeout_seconds: float) -> timedelta:
 
 
 def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact] = ()) -> None:
-    """Meet all ranks that the launcher started, agree with them on ``facts``, and join their process group.
+    """Join the process group of all ranks, after a check that they agree on ``facts``.
 
     Args:
         backend: of torch.distributed; None: torch chooses.
@@ -47,7 +47,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         facts: must be the same on all ranks.
 
     Raises:
-        TrainingError: not all ranks arrived within ``timeout_seconds``.
+        TrainingError: not all ranks joined within ``timeout_seconds``.
         UserError: ranks differ in ``facts``, a machine has a name that others cannot use, or the port of the
             rendezvous is in use.
     """
@@ -61,12 +61,12 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
     if others and not is_own(os.environ["MASTER_ADDR"]):
         raise_if(check_main_address(os.environ["MASTER_ADDR"], "MASTER_ADDR"))
 
-    def meet() -> tuple[Any, list[Problem]]:
-        store = _meet(rank, world, timeout_seconds)
+    def join() -> tuple[Any, list[Problem]]:
+        store = _join_store(rank, world, timeout_seconds)
         return store, exchange(store, rank, world, facts, check_own_name() if others else [])
 
     try:
-        store, problems = call_within(timeout_seconds + STORE_SECONDS, meet)
+        store, problems = call_within(timeout_seconds + STORE_SECONDS, join)
         raise_if(problems)
         timeout = collective_timeout(timeout_seconds)
         with _ending_after(timeout_seconds):
@@ -76,9 +76,9 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
             where, found = "MASTER_PORT", f"{os.environ['MASTER_PORT']} is in use on this machine"
             raise UserError(where, found, "a free port", "the launcher's --master_port sets it") from None
         is_late = isinstance(error, TimeoutError)
-        why = f"{_store_address()}, where they meet, does not answer" if is_late else first_line(error)
+        why = f"the rendezvous store at {_store_address()} does not answer" if is_late else first_line(error)
         raise TrainingError(
-            f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout): {why}"
+            f"not all {world} processes joined within {timeout_seconds} s (--ddp_timeout): {why}"
         ) from None
 
 
@@ -126,7 +126,7 @@ def together(accelerator: "Accelerator") -> Iterator[None]:
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """Return on all ranks what ``make`` returns on the main process, where alone it is called. Called by all ranks.
+    """Call ``make`` on the main process only, and return its value on all ranks. Called by all ranks.
 
     The value is small and can be pickled.
     """
@@ -148,8 +148,8 @@ def _store_address() -> str:
 
 
 def _no_answer(error: Exception) -> TrainingError:
-    found = f"{_store_address()}, where the ranks meet, does not answer {socket.gethostname()} ({first_line(error)})"
-    fix = "the launcher of rank 0 has ended, and its machine says why; or the network is down"
+    found = f"the rendezvous store at {_store_address()} does not answer {socket.gethostname()} ({first_line(error)})"
+    fix = "the launcher of rank 0 ended (see the output on its machine), or the network is down"
     return TrainingError(f"{found}\n    -> {fix}")
 
 
@@ -158,7 +158,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
     """End the process if the ``with`` block, which connects all ranks, takes longer: gloo waits in C++."""
 
     def end() -> None:
-        found = f"met the other ranks at {_store_address()}, but did not reach all of them within {seconds} s"
+        found = f"joined at {_store_address()}, but did not connect to all other ranks within {seconds} s"
         fix = "a firewall must let all ports pass between the machines; GLOO_SOCKET_IFNAME names the interface"
         show_error(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}")
         os._exit(1)
@@ -172,12 +172,12 @@ def _ending_after(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
-    """Return the ranks' key-value store when all of them are there.
+def _join_store(rank: int, world: int, timeout_seconds: float) -> Any:
+    """Return the ranks' key-value store once all have joined.
 
     Raises:
-        torch.distributed.DistError: not all ranks arrived within ``timeout_seconds``.
-        UserError: ranks were in this store before: the launcher has started them again in place.
+        torch.distributed.DistError: not all ranks joined within ``timeout_seconds``.
+        UserError: ranks joined this store before: the launcher restarted them.
     """
     from torch.distributed import DistStoreError
 
@@ -200,7 +200,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         waited = time.monotonic() - begun
         names = f"rank {', '.join(map(str, sorted(absent)))}"
         if waited > timeout_seconds:
-            raise DistStoreError(f"{names} did not come")
+            raise DistStoreError(f"{names} did not join")
         if waited > _QUIET_SECONDS and not is_reported:
             is_reported = True
             say(f"waiting for {names} at {_store_address()}, at most {timeout_seconds} s (--ddp_timeout)")

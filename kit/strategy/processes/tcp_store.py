@@ -1,4 +1,4 @@
-"""Connections to a key-value store of torch by which processes of several machines meet.
+"""Connections to torch's key-value store, for the rendezvous of several machines.
 
 Promises: no call waits longer than a time-out of ours, whatever the network does. A store that a launcher keeps listens
 on one address.
@@ -21,7 +21,7 @@ STORE_SECONDS = 3.0  # how long a call of the key-value store may take
 
 
 def serve(name: str, port: int, timeout_seconds: float) -> Any:
-    """Keep a store at the address behind ``name``, until this process ends. torch's own listen on every address.
+    """Keep a store at the address of ``name`` until this process ends. torch's own listen on every address.
 
     Args:
         port: 0: a free one.
@@ -49,7 +49,7 @@ def connect(address: str, port: int, timeout_seconds: float, keeps_store: bool =
 
     Raises:
         OSError: nobody answers there within ``timeout_seconds``; a ``TimeoutError`` is one.
-        torch.distributed.DistError: who answers is no store, or the port is taken.
+        torch.distributed.DistError: it is not a store, or the port is taken.
     """
     from torch.distributed import TCPStore
 

@@ -1,1 +1,1 @@
-"""Check a machine, and a planned run on it, in seconds: before a queue, a download or a GPU is paid for."""
+"""kit doctor: check a machine, and a planned run on it, in seconds, before a run."""

@@ -1,4 +1,4 @@
-"""What each rank does: join, compare what must be the same, and time an all-reduce; of shared rows also an all-to-all.
+"""Checks of all ranks: join, compare code and settings, time an all-reduce; with sequence parallelism an all-to-all.
 
 Promises: a rank that does not answer within the time-out is named.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from kit.model.layers.sequence_group import SequenceGroup
 
-# What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
+# Delay of other ranks before they report that ranks did not join: rank 0, which knows the ranks, reports first.
 _REPORT_DELAY_SECONDS = 3.0
-NO_ANSWER_FIX = "see what that rank printed, and whether its machine runs and is reached; --timeout waits longer"
+NO_ANSWER_FIX = "see the output of that rank, and check its machine and the network; --timeout waits longer"
 WRONG_SUM_FIX = "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver"
 NUM_VALUES = 1 << 23  # float32, 32 MiB: more than DDP's bucket of 25 MB
 _REPEATS = 3  # of which the fastest counts: the first one opens connections
@@ -30,13 +30,13 @@ _REPEATS = 3  # of which the fastest counts: the first one opens connections
 def check_ranks(
     report: Report, planned: LaunchPlan, timeout_seconds: float, end: Callable[[], int], late_seconds: float = 0
 ) -> None:
-    """Make all checks that need every rank, and add up the results of all in ``report``. Called by all ranks.
+    """Make all checks that need every rank, and sum up their results in ``report``. Called by all ranks.
 
-    If a rank does not answer, ``report`` gets a failed result that names it. This process then ends, if it cannot
-    return from a collective.
+    If a rank does not answer, ``report`` gets a failed result that names it. If this process is stuck in a collective,
+    it ends.
 
     Args:
-        report: of this rank. What all find together is added on rank 0.
+        report: of this rank. Common results are added on rank 0.
         timeout_seconds: how long to wait for a rank that does not answer.
         end: called before this process ends by itself; returns the exit status.
         late_seconds: how much longer to wait until all have joined.
@@ -96,7 +96,7 @@ def check_ranks(
 
 
 def time_all_to_all(device: "torch.device", group: "SequenceGroup") -> str:
-    """Exchange values among the ranks that share rows, and return how fast. Called by all ranks."""
+    """Time an all-to-all in the sequence-parallel group, and return the result. Called by all ranks."""
     import torch
     from torch import distributed
 
@@ -113,7 +113,7 @@ def time_all_to_all(device: "torch.device", group: "SequenceGroup") -> str:
 
 
 def check_all_reduce(device: "torch.device") -> tuple[str, bool]:
-    """Add up values of all ranks. Returns how fast, or what is wrong; and whether it is right. Called by all ranks."""
+    """All-reduce values. Returns its time, or the error; and whether the sums are right. Called by all ranks."""
     import torch
     from torch import distributed
 
@@ -127,6 +127,6 @@ def check_all_reduce(device: "torch.device") -> tuple[str, bool]:
         fastest = min(fastest, time.perf_counter() - began)
         if wrong:
             return f"{wrong:,} of {NUM_VALUES:,} sums are wrong", False
-    # As nccl-tests count the bandwidth of the bus.
+    # Bus bandwidth, as nccl-tests define it.
     rate = 4 * NUM_VALUES * 2 * (world - 1) / world / fastest
     return f"{4 * NUM_VALUES >> 20} MiB in {1e3 * fastest:.2f} ms: {rate / 1e9:.2f} GB/s", True

@@ -1,6 +1,6 @@
-"""What stops a run on this machine: the launch, the driver, bf16, the hub, memory and disk. No weight is read.
+"""Checks of this machine: launch, driver, bf16, hub, memory and disk. No weight is read.
 
-Promises: what cannot be checked, because the model could not be opened or the plan does not describe the run, is said.
+Promises: if something cannot be checked (no model, or a run that the plan does not describe), a line reports that.
 """
 
 import os
@@ -74,7 +74,7 @@ def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
 
 
 def check_driver(topology: Topology) -> str:
-    """Fail if this machine has NVIDIA GPUs that torch cannot use."""
+    """Fail if torch cannot use this machine's NVIDIA GPUs."""
     build = f"torch {torch.__version__}"
     if topology.device_type != "cpu":
         return f"{build} reaches {torch.accelerator.device_count()} GPUs"
@@ -85,7 +85,7 @@ def check_driver(topology: Topology) -> str:
         found = "no GPU is visible"
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
         found = first_line(error)
-    fix = "`nvidia-smi` must list them, CUDA_VISIBLE_DEVICES not hide them, and the driver know torch's CUDA"
+    fix = "check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and that the driver supports torch's CUDA version"
     raise UserError(build, found, fix=fix)
 
 
@@ -102,7 +102,7 @@ def check_bf16(topology: Topology, config: str | None) -> str:
 
 
 def _check_model(settings: ModelSettings, opened: list[Any]) -> str:
-    """Open the model's config, at the hub where it is there, into ``opened``."""
+    """Append the model's config to ``opened``, from the hub if it is there."""
     opened.append(open_config(settings))
     return f"{settings.model_name_or_path}: {type(opened[0]).__name__}"
 
@@ -124,11 +124,11 @@ def check_data(train: list[DatasetEntry], evaluation: list[DatasetEntry]) -> str
 
 
 def check_gpus(topology: Topology, workload: Workload | None) -> str:
-    """Fail if the plan says that the run cannot fit a GPU; warn if a run meant for GPUs has none."""
+    """Fail if by the plan the run does not fit a GPU; warn if a config for GPUs has none."""
     if topology.cpu_dry_run:
         raise CheckWarning(f"none: {topology.config_name} runs on the CPU", "train on a machine with GPUs")
     if topology.device_type == "cpu":
-        return "none: the run takes the CPU"
+        return "none: the run uses the CPU"
     raise_if(memory_problems(workload, topology))
     needed = f"; the plan: {format_bytes(predict(workload).peak)} of each" if workload else ""
     total = gpu_memory(topology)
@@ -137,9 +137,9 @@ def check_gpus(topology: Topology, workload: Workload | None) -> str:
 
 
 def check_memory(workload: Workload, topology: Topology) -> str:
-    """Fail if host memory is too small for loading, or for what training and saving keep there.
+    """Fail if host memory is too small for loading, training or saving.
 
-    Each rank also needs what this process holds by now: Python and the libraries. On a CPU its tensors are there too.
+    Each rank also needs the memory of this process so far: Python and the libraries. On a CPU also its tensors.
     """
     num_here = min(workload.num_gpus, workload.gpus_per_machine)
     memory = predict(workload)
@@ -150,6 +150,6 @@ def check_memory(workload: Workload, topology: Topology) -> str:
     shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     found = f"{format_bytes(free)} free, {format_bytes(wanted)} needed ({shown})"
     if free < wanted:
-        fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
+        fix = "end other programs, use a larger machine or more of them; --async_save false keeps no copy"
         raise UserError("this machine", found, fix=fix)
     return found

@@ -1,4 +1,4 @@
-"""What checks found: a line each, shown when its check ends, and a count at the end.
+"""Results of checks: a line each, shown when the check ends, and a count at the end.
 
 Plain Python. Promise: a check that raises is a failed check, not a traceback.
 """
@@ -14,7 +14,7 @@ FAILED = 2  # exit status: a check failed
 
 
 class CheckWarning(Exception):
-    """What a check found that stops no run, and what to do."""
+    """A warning of a check: the run can start anyway."""
 
     def __init__(self, found: str, fix: str = "") -> None:
         super().__init__(one_line(found) + (f"\n    -> {one_line(fix)}" if fix else ""))
@@ -34,7 +34,7 @@ class Report:
         self._shows = shows
 
     def check(self, name: str, check: Callable[[], str]) -> None:
-        """Call ``check``, and show what it returns, or raises: a ``CheckWarning`` is a warning, all else a failure."""
+        """Call ``check`` and show the result. An exception other than ``CheckWarning`` is a failure."""
         try:
             self.add(name, "ok", one_line(check()))
         except CheckWarning as warning:

@@ -109,7 +109,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
     recipe, strategy = read_run(folder / RUN_FILE)
     record = json.loads(read_small(folder / RUN_FILE))
     if not all(isinstance(record.get(key), dict) for key in ("data", "versions")):
-        expected = "the folder of a run, or what lies in it"
+        expected = "the folder of a run, or a file in it"
         raise UserError(str(folder / RUN_FILE), "no record of a run (no data or versions)", expected)
     try:
         open_regular(folder / METRICS_FILE).close()

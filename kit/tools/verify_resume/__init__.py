@@ -1,1 +1,1 @@
-"""Kill a run, continue it, and compare it with one that was not interrupted."""
+"""kit verify-resume: kill a run, resume it, and compare it bit for bit with an uninterrupted run."""

@@ -26,7 +26,7 @@ class Comparison:
 
 
 def compare_runs(whole: Path, continued: Path) -> Comparison:
-    """Compare the output folders of a run without interruption and of one that was killed and continued.
+    """Compare the output folders of an uninterrupted run and of a run that was killed and resumed.
 
     Raises:
         UserError: no step is logged.
@@ -43,23 +43,23 @@ def compare_runs(whole: Path, continued: Path) -> Comparison:
         losses = {run: f"loss {row.get('loss', 'missing')}" for run, row in (("uninterrupted", a), ("continued", b))}
         rows_shown.append({"step": str(step), **losses, "difference": ", ".join(names) or "none"})
     table = text_table(rows_shown)
-    weights = "equal" if _same_weights(whole / "final", continued / "final") else "others"
+    weights = "equal" if _same_weights(whole / "final", continued / "final") else "different"
     table.append(f"final weights: {weights}")
     num_steps = max(of_whole)
     if not kept or kept >= num_steps:
-        reason = "began at step 1 again" if not kept else "had no step left to do"
+        reason = "started again at step 1" if not kept else "had no steps left"
         return Comparison("not continued", table, f"not continued: the run {reason}")
     if not differing and weights == "equal":
         steps = counted(num_steps - kept, "step")
         return Comparison("exact", table, f"exact: {steps} after the kill and the final weights are equal bit for bit")
     first = f"from step {differing[0]} on" if differing else "in the final weights alone"
     if differing and differing[0] <= kept:
-        first += ", which is before the kill: two runs differ here though neither was resumed"
+        first += ", which is before the kill: these steps were not resumed, so two runs of this command differ anyway"
     return Comparison("differs", table, f"differs {first}")
 
 
 def _values(rows: list[Row]) -> dict[int, Row]:
-    """What is compared of each step, from its training row and the evaluation after it."""
+    """The compared values of each step, from its training row and the evaluation after it."""
     values: dict[int, Row] = {}
     for row in rows:
         values.setdefault(row["step"], {}).update({name: row[name] for name in COMPARED_KEYS if name in row})

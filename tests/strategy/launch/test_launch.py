@@ -259,7 +259,7 @@ def test_a_public_address_is_a_warning(resolve, config_file, monkeypatch, capsys
     path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: gpu-a\n")
     with pytest.raises(Relaunched):
         resolve("--config", path, gpus=2, follow=False)
-    assert "warning: main_process_ip: gpu-a means 9.9.9.9, a public address" in capsys.readouterr().out
+    assert "warning: main_process_ip: gpu-a resolves to 9.9.9.9, a public address" in capsys.readouterr().out
 
 
 def own_address():
@@ -292,7 +292,7 @@ def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(
     monkeypatch.setattr(launch_problems, "num_processes_of_accelerate", lambda: 4)
     env = environments("single", 1)
     for words in ((), ("--config", "fsdp")):
-        with pytest.raises(UserError, match="accelerate launch was given 4, and started one process") as caught:
+        with pytest.raises(UserError, match="accelerate launch got 4, and started one process") as caught:
             resolve(*words, env=env)
         wanted = {"--config", words[1] if words else "ddp", "--num_processes", "4"}
         assert wanted <= set(command_to_type(caught.value))

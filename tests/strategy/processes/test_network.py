@@ -25,7 +25,7 @@ def addresses(monkeypatch):
 
 
 def test_an_own_name_that_means_loopback_or_nothing_is_a_problem_with_the_interface(addresses, monkeypatch):
-    for known, found in (({"node": "127.0.1.1"}, "means 127.0.1.1"), ({}, "has no address")):
+    for known, found in (({"node": "127.0.1.1"}, "resolves to 127.0.1.1"), ({}, "has no address")):
         addresses(**known)
         problem = check_own_name()[0]
         assert problem.found.startswith("node, the name of this machine, ") and found in problem.found
@@ -40,5 +40,5 @@ def test_an_own_name_that_means_loopback_or_nothing_is_a_problem_with_the_interf
 def test_the_main_address_must_be_one_that_others_reach(addresses):
     addresses(main="10.0.0.1", local="127.0.0.1")
     assert check_main_address("main", "main_process_ip") == []
-    assert "main_process_ip: local means 127.0.0.1" in str(check_main_address("local", "main_process_ip")[0])
+    assert "main_process_ip: local resolves to 127.0.0.1" in str(check_main_address("local", "main_process_ip")[0])
     assert "elsewhere has no address" in str(check_main_address("elsewhere", "MASTER_ADDR")[0])

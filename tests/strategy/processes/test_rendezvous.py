@@ -1,4 +1,4 @@
-"""Ranks meet, or say who did not come; a mistake that one of them finds stops all of them."""
+"""Ranks join, or report who did not; a mistake that one of them finds stops all of them."""
 
 import socket
 
@@ -38,7 +38,7 @@ def rank_of_two(monkeypatch):
 @pytest.mark.slow
 def test_ranks_that_did_not_come_in_time_are_named(rank_of_two):
     rank_of_two(0, free_port())
-    with pytest.raises(TrainingError, match=r"not all 2 processes came within 1 s \(--ddp_timeout\): rank 1 did not"):
+    with pytest.raises(TrainingError, match=r"not all 2 processes joined within 1 s \(--ddp_timeout\): rank 1 did not"):
         join_group("gloo", 1)
 
 
@@ -68,10 +68,10 @@ def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr(rendezvous, "STORE_SECONDS", 0.3)
     monkeypatch.setattr(rendezvous, "_KEPT_SECONDS", 0.3)
-    with pytest.raises(TrainingError, match=f"localhost:{port}, where the ranks meet, does not answer "):
+    with pytest.raises(TrainingError, match=f"the rendezvous store at localhost:{port} does not answer "):
         open_store()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(TrainingError, match=f"localhost:{port}, where the ranks meet, does not answer "):
+    with pytest.raises(TrainingError, match=f"the rendezvous store at localhost:{port} does not answer "):
         join_group("gloo", 60)
 
 
@@ -81,7 +81,7 @@ def test_a_rank_that_was_in_the_store_before_is_refused(rank_of_two, monkeypatch
     store.add("here/1", 1)
     rank_of_two(1, store.port)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(UserError, match="--max_restarts: the launcher has started these ranks again"):
+    with pytest.raises(UserError, match="--max_restarts: the launcher restarted these ranks"):
         join_group("gloo", 5)
 
 
@@ -97,7 +97,7 @@ def test_the_own_name_is_asked_only_where_other_machines_have_ranks(rank_of_two,
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_here)
         store.set("all", "here")
-        store.set("verdict", '[{"where": "seed", "found": "differs"}]')
+        store.set("result", '[{"where": "seed", "found": "differs"}]')
         with pytest.raises(UserError, match="seed: differs"):
             join_group("gloo", 5)
         assert (b"means loopback" in store.get("facts/1")) == is_asked

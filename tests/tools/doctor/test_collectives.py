@@ -76,13 +76,13 @@ def test_sound_ranks_pass(tmp_path):
         [
             (
                 never_joins,
-                "rank 0: not all 2 processes came within 10.0 s (--timeout): rank 1 did not come",
+                "rank 0: not all 2 processes joined within 10.0 s (--timeout): rank 1 did not join",
             ),
             (
                 is_stopped_in_the_all_reduce,
-                "without progress (--timeout), in all-reduce; rank 1 did not arrive, last seen: ",
+                "without progress (--timeout), in all-reduce; rank 1 never reached the collective, last seen: ",
             ),
-            (dies_in_the_all_reduce, "fail  all-reduce        rank 0: rank 1 is gone, last seen: rank 1 "),
+            (dies_in_the_all_reduce, "fail  all-reduce        rank 0: rank 1 exited, last seen: rank 1 "),
             (adds_up_wrongly, "fail  all-reduce        rank 1: 1 of 8,388,608 sums are wrong"),
             (has_another_version, "fail  ranks             peft: "),
         ],
