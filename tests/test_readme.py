@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -157,3 +158,21 @@ def test_the_python_of_the_pages_runs(finetune, model_folder, tmp_path, monkeypa
     of_judge = {"objective": "grpo", "rewards": f"{tmp_path}/grpo.py:judge", "num_generations": 4, "max_steps": 1}
     run = finetune.ok("grpo", **of_judge, max_new_tokens=8)
     assert run.rows[0]["reward"] != 0, run.output
+
+
+@pytest.mark.slow
+def test_the_quickstart_can_be_typed(tmp_path):
+    """Each block of bash in the order of the page, with the embedded model."""
+    for block in re.findall(r"```bash\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.DOTALL):
+        before, kit, words = block.strip().rpartition("kit ")
+        if not kit:
+            subprocess.run(["bash", "-ec", block], cwd=tmp_path, check=True)
+            continue
+        piped = shlex.split(before)[1] if before else ""  # echo TEXT | kit chat
+        done = typed("-m", "kit.cli.main", *shlex.split(words), cwd=tmp_path, text=piped, timeout=600)
+        assert done.returncode == 0, block + done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "runs/first/metrics.jsonl").read_text().splitlines()]
+    assert [row["eval_exact_match"] for row in rows if "eval_exact_match" in row] == [0, 1]
+    assert all(
+        (tmp_path / made).exists() for made in ("look.html", "runs/first/report.html", "merged/model.safetensors")
+    )
