@@ -172,9 +172,10 @@ def drop_gradients(model: "torch.nn.Module") -> None:
         for group in unit._get_fsdp_state()._fsdp_param_groups:
             group._partial_reduce_output = None
             for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
                 if getattr(parameter, "_unsharded_param", None) is not None:
                     parameter._unsharded_param.grad = None
+                if parameter.unsharded_accumulated_grad is not None:  # since torch 2.15 the gradient above
+                    parameter.unsharded_accumulated_grad = None
 
 
 def keeps_gradients(model: "torch.nn.Module") -> bool:
