@@ -24,13 +24,6 @@ KIT = f"{sys.executable} -m kit.cli.main"
 RUNS = {
     "tiny": f"{FINETUNE} --output_dir runs/tiny-single",
 }
-# Styles of what is text, or a page without a style.
-TERMINAL = "<body style='background:#0d1117;color:#e6edf3;margin:1.2rem;font:15px/1.45 ui-monospace,monospace'>"
-PLAIN = """<style>body { font: 16px/1.5 system-ui, sans-serif; margin: 1rem 2rem; max-width: 56rem; color: #1f2328 }
-pre { background: #f6f8fa; padding: .8rem 1rem; font: 13px/1.5 ui-monospace, monospace } li { margin: .1rem 0 }
-td, th { border: 1px solid #d1d9e0; padding: .25rem .8rem } table { border-collapse: collapse }</style>"""
-# The metadata of a card as a block of code, as the Hub shows a file.
-FRONT = r"sed -e '0,/^---$/s//```yaml/' -e '0,/^---$/s//```/'"
 
 
 @dataclass(frozen=True)
@@ -56,14 +49,6 @@ PICTURES = {
         "look.html",
         1280,
         730,
-    ),
-    "model-card": Picture(
-        f"(echo '{PLAIN}'; {FRONT} runs/tiny-single/final/README.md | "
-        f"{sys.executable} -m markdown -x tables -x fenced_code -x sane_lists) > card.html",
-        "card.html",
-        960,
-        1040,
-        ("tiny",),
     ),
 }
 

@@ -22,10 +22,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def commands():
     for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+        for kind, block in re.findall(r"```(bash|text)\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.replace("\\\n", "").replace("$rate", "1e-4").splitlines():
                 command = line.split(" #")[0].strip()
-                if command and not command.startswith("#"):
+                shown = command.startswith("kit ") and "..." not in command  # among other text
+                if shown if kind == "text" else command and not command.startswith("#"):
                     yield page.name, command
     for command in re.findall(r"\| `(kit train .*?)` \|", (ROOT / "README.md").read_text()):
         yield "README.md", command
