@@ -50,8 +50,8 @@ from kit.data.feed.order import Order
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import RowKind
 from kit.data.kinds.kinds import kind_of
-from kit.data.kinds.pairs import PairRows
-from kit.data.kinds.rated import RatedRows
+from kit.data.kinds.preference import PreferenceRows
+from kit.data.kinds.unpaired_preference import UnpairedPreferenceRows
 from kit.data.samples.records import Table
 from kit.memory.families import shape_of
 from kit.model.build import attention_of, build_model, build_teacher, open_config
@@ -94,7 +94,7 @@ class RandomSamples(Table):
         self.sequence_lengths = given
         labels = np.arange(len(lengths)) % 2 == 0
         span = [np.ones(len(lengths)), given[:, 0]]
-        of_kind = {PairRows: [given[:, 0] - 1], RatedRows: [np.ones(len(lengths)), labels]}
+        of_kind = {PreferenceRows: [given[:, 0] - 1], UnpairedPreferenceRows: [np.ones(len(lengths)), labels]}
         self.values = np.stack([*span, *of_kind.get(type(kind), [])], axis=1).astype(np.float64)
         self.stores = [None]
         self.dataset_names = ["random"]
@@ -214,7 +214,7 @@ class FakeRun:
 
     def sequence_lengths(self, num_samples: int, length: int) -> np.ndarray:
         """Return the tokens of each sequence of ``num_samples`` samples, int [N, sequences of a sample]."""
-        return np.full((num_samples, 2 if self._recipe.declared.rows == "pairs" else 1), length)
+        return np.full((num_samples, 2 if self._recipe.declared.rows == "preference" else 1), length)
 
     def mismatched(self, samples: RandomSamples) -> Mismatched | None:
         """Return the answers to other prompts that belong to ``samples``, as ``kit.data.open.Data`` does."""

@@ -272,8 +272,8 @@ def _code_to_use(
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
-        is_judged = has_head and not (isinstance(settings, Recipe) and settings.declared.rows == "labelled")
-        messages += [{"role": "assistant", "content": "Hi!"}] if is_judged else []  # a question with its answer
+        shows_answer = has_head and not (isinstance(settings, Recipe) and settings.declared.rows == "classification")
+        messages += [{"role": "assistant", "content": "Hi!"}] if shows_answer else []  # a question with its answer
         lines += [
             f"messages = [{', '.join(map(json.dumps, messages))}]",
             "inputs = tokenizer.apply_chat_template(",

@@ -53,7 +53,7 @@ def test_the_header_of_a_recipe_names_a_command_that_runs_it():
 
 def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
     """A rate of the file for it is near the default; without one the default is taken, and a note says so."""
-    for objective in [name for name, each in DECLARED.items() if each.rows in ("pairs", "rated")]:
+    for objective in [name for name, each in DECLARED.items() if each.rows in ("preference", "unpaired_preference")]:
         for name in SIZES:
             case = objective, name
             request = read_command_line(["--recipe", name, "--objective", objective])

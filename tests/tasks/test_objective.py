@@ -16,7 +16,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import Collator
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.kinds.rated import LABEL
+from kit.data.kinds.unpaired_preference import LABEL
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
@@ -59,7 +59,11 @@ def name_of(case):
 def files(tmp_path_factory):
     """By kind of rows."""
     folder = tmp_path_factory.mktemp("preferences")
-    for kind, rows in (("pairs", preference_pairs(NUM)), ("rated", rated_answers(NUM)), ("answers", pairs(NUM))):
+    for kind, rows in (
+        ("preference", preference_pairs(NUM)),
+        ("unpaired_preference", rated_answers(NUM)),
+        ("answers", pairs(NUM)),
+    ):
         write(folder / f"{kind}.jsonl", *rows)
     return folder
 
@@ -70,7 +74,7 @@ def run(model_folder, files):
     torch.set_num_threads(1)
 
     def run(case, method="full", moved=True, **changes):
-        kind = "rated" if case["objective"] == "kto" else "answers" if case in ANSWERS else "pairs"
+        kind = "unpaired_preference" if case["objective"] == "kto" else "answers" if case in ANSWERS else "preference"
         paths = {"model_name_or_path": str(model_folder), "dataset": str(files / f"{kind}.jsonl")}
         batch = {"global_batch_size": NUM, "max_length": 256}
         return Trial(Recipe(**paths, **batch, method=method, **case, **changes), moved)

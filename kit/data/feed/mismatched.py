@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kit.data.feed.order import MISMATCH, permutation
-from kit.data.kinds.rated import PROMPT_LENGTH
+from kit.data.kinds.unpaired_preference import PROMPT_LENGTH
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 

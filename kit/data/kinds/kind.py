@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kit.config.settings.objective import ObjectiveSettings
 
 START_CUT = "their start was truncated, because excess_length_strategy is keep_end"
-# Those of one sample: of a pair the prompt with each of its answers; of contrasts the anchor, the positive, negatives.
+# Those of one sample: of a pair the prompt with each of its answers; of contrastive rows anchor, positive, negatives.
 Sequences = tuple[Encoded, ...]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kit.data.chat.formats import opened
-from kit.data.kinds.labelled import MULTI_HOT, label_names
+from kit.data.kinds.classification import MULTI_HOT, label_names
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
 from kit.system.errors import UserError, listed

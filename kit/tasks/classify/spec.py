@@ -24,7 +24,7 @@ class ClassifySettings(BaseModel):
 SPECS = {
     "classify": TaskSpec(
         "kit.tasks.classify.loss.Classification",
-        "labelled",
+        "classification",
         tuple(ClassifySettings.model_fields),
         head="scores",
         metrics=(

@@ -23,7 +23,7 @@ class EmbedSettings(BaseModel):
 SPECS = {
     "embed": TaskSpec(
         "kit.tasks.embed.loss.Embedding",
-        "contrasts",
+        "contrastive",
         tuple(EmbedSettings.model_fields),
         sequences_per_sample=2,
         head="embedding",

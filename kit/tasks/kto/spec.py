@@ -19,7 +19,7 @@ class KtoSettings(BaseModel):
 SPECS = {
     "kto": TaskSpec(
         "kit.tasks.kto.loss.KahnemanTversky",
-        "rated",
+        "unpaired_preference",
         ("beta", *KtoSettings.model_fields, "precompute_reference"),
         beta=0.1,
         has_reference=True,

@@ -52,7 +52,7 @@ DPO_RULES = (
 def _spec(loss: str, settings: tuple[str, ...], **more: Any) -> TaskSpec:
     """What is known of an objective over pairs."""
     loss = f"kit.tasks.preference.loss.{loss}"
-    return TaskSpec(loss, "pairs", ("beta", *settings), 2, metrics=(ACCURACY, MARGIN), **more)
+    return TaskSpec(loss, "preference", ("beta", *settings), 2, metrics=(ACCURACY, MARGIN), **more)
 
 
 # Where the defaults come from, in the order full, adapters, beta:

@@ -19,7 +19,7 @@ class RewardSettings(BaseModel):
 SPECS = {
     "reward": TaskSpec(
         "kit.tasks.reward.loss.RewardModelling",
-        "compared",
+        "ranking",
         tuple(RewardSettings.model_fields),
         learning_rates=(9e-6, 1e-4),
         sequences_per_sample=2,

@@ -76,9 +76,9 @@ def test_well_known_names_are_quoted_and_not_guessed():
         ("instruction context response", "answers", "instruction=instruction,response=output,context=input"),
         ("url content", "answers", "--dataset_columns content=text"),
         ("prompt chosen rejected", "answers", "--objective dpo takes preference pairs"),
-        ("text label", "compared", "--objective classify takes texts with labels"),
-        ("prompt response_j response_k", "pairs", "response_j=chosen,response_k=rejected,prompt=prompt"),
-        ("messages kto_tag", "rated", "--dataset_columns kto_tag=label,messages=completion"),
+        ("text label", "ranking", "--objective classify takes texts with labels"),
+        ("prompt response_j response_k", "preference", "response_j=chosen,response_k=rejected,prompt=prompt"),
+        ("messages kto_tag", "unpaired_preference", "--dataset_columns kto_tag=label,messages=completion"),
         ("a b", "answers", "say which column is which: --dataset_columns COLUMN=FIELD"),
     ):
         assert step in refusal(columns.split(), wanted=wanted)
@@ -112,7 +112,7 @@ ASKED, TOLD = [{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "c
         ),
         (
             {"input": {"messages": ASKED, "tools": []}, "preferred_output": TOLD, "non_preferred_output": ASKED + TOLD},
-            "pairs",
+            "preference",
             "preferred_output=chosen,non_preferred_output=rejected,input.messages=prompt",
         ),
     ],

@@ -60,7 +60,7 @@ def test_a_prompt_format_words_the_question_of_answers_and_of_pairs():
         ({"instruction": "a", "input": "b"}, "Task: a with b"),
         ({"instruction": "a", "input": " "}, "Task: a"),
     ):
-        for answers, wanted in (({"output": "c"}, "answers"), ({"chosen": "c", "rejected": "d"}, "pairs")):
+        for answers, wanted in (({"output": "c"}, "answers"), ({"chosen": "c", "rejected": "d"}, "preference")):
             fields = choose_fields(dict.fromkeys([*row, *answers]), {}, "train.jsonl", kind=KINDS[wanted])
             sample = converted(row | answers, fields, format, kind=KINDS[wanted])
             assert sample.get("messages", sample.get("prompt"))[0] == {"role": "user", "content": question}
@@ -126,19 +126,19 @@ def test_a_bad_row_is_reported_with_its_field():
         assert message in problems_of(row)
 
 
-def judged(wanted, **row):
+def read_as(wanted, **row):
     sample = made(row, kind=KINDS[wanted])
     return str(sample[0]) if isinstance(sample, list) else sample
 
 
 def test_a_list_of_labels_names_each_once_and_a_multi_hot_list_is_refused():
     for label in ([1, 0, 0], [0.0, 1.0], [True, False], "[1, 0, 1]", ["a", "a"]):
-        assert "expected the names or the numbers of its labels, each once\n    -> of a multi-hot list" in judged(
-            "labelled", text="t", label=label
+        assert "expected the names or the numbers of its labels, each once\n    -> of a multi-hot list" in read_as(
+            "classification", text="t", label=label
         )
     for label, names in (("[PER]", ["[PER]"]), ('["a", "[b]"]', ["a", "[b]"]), ([2, 0], ["2", "0"]), ([], [])):
-        assert judged("labelled", text="t", label=label)["label"] == names
-    assert judged("labelled", text="t", label="['a', 'b']").startswith("label: a string that is not JSON")
+        assert read_as("classification", text="t", label=label)["label"] == names
+    assert read_as("classification", text="t", label="['a', 'b']").startswith("label: a string that is not JSON")
 
 
 def test_negatives_are_a_text_or_a_list_of_texts():
@@ -147,10 +147,12 @@ def test_negatives_are_a_text_or_a_list_of_texts():
         ('["no", "never"]', ["no", "never"]),
         (["[1] no"], ["[1] no"]),
     ):
-        assert judged("contrasts", anchor="a", positive="b", negative=given)["plain"][2:] == [[each] for each in texts]
-        pairs = judged("compared", query="a", positive="b", negative=given)["plain"]
+        assert read_as("contrastive", anchor="a", positive="b", negative=given)["plain"][2:] == [
+            [each] for each in texts
+        ]
+        pairs = read_as("ranking", query="a", positive="b", negative=given)["plain"]
         assert pairs == [["a", each] for each in ("b", *texts)]
-    assert judged("compared", query="a", positive="b", negative=[]) == "negative: none; expected at least one"
+    assert read_as("ranking", query="a", positive="b", negative=[]) == "negative: none; expected at least one"
 
 
 def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():

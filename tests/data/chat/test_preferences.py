@@ -7,7 +7,7 @@ from data_helpers import ANSWER, SYSTEM, USER, converted, made
 
 from kit.data.kinds.columns import choose_fields
 from kit.data.kinds.kinds import KINDS
-from kit.data.kinds.pairs import PairRows
+from kit.data.kinds.preference import PreferenceRows
 
 OTHER = {"role": "assistant", "content": "Go away"}
 MORE, LAST, WORSE_LAST = (
@@ -22,7 +22,7 @@ IN_MESSAGES = {"prompt": [USER], **ANSWERS}
 WHOLE = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
 
 
-def sample_of(row, wanted="pairs"):
+def sample_of(row, wanted="preference"):
     """The sample that a row becomes, or what is wrong with it as one string."""
     sample = made(row, kind=KINDS[wanted])
     return "\n".join(map(str, sample)) if isinstance(sample, list) else sample
@@ -83,12 +83,16 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
         {"completion": json.dumps([USER, ANSWER]), "label": "true"},
         {"completion": [said("human", "Hi"), said("gpt", "Hello")], "label": "True "},
     ):
-        assert sample_of(row, "rated") == rated
-        assert sample_of({**row, "label": False}, "rated") == {**rated, "label": False}
+        assert sample_of(row, "unpaired_preference") == rated
+        assert sample_of({**row, "label": False}, "unpaired_preference") == {**rated, "label": False}
     row = {"completion": [USER, ANSWER, MORE, LAST], "label": False}  # the last answer is rated
-    assert sample_of(row, "rated") == {"prompt": [USER, ANSWER, MORE], "completion": [LAST], "label": False}
+    assert sample_of(row, "unpaired_preference") == {
+        "prompt": [USER, ANSWER, MORE],
+        "completion": [LAST],
+        "label": False,
+    }
     for label in (0, 1, "yes", None, -1):
-        problem = sample_of({**rated, "label": label}, "rated")
+        problem = sample_of({**rated, "label": label}, "unpaired_preference")
         assert problem.startswith("label: ") and problem.endswith("; expected true (a good answer) or false")
 
 
@@ -109,9 +113,11 @@ def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
         ({"completion": "Hello", "label": True}, "completion: no prompt; expected"),
         ({"prompt": [USER], "completion": [MORE, ANSWER], "label": True}, "completion[0]: a message of the user"),
     ):
-        assert sample_of(row, "rated").startswith(problem)
+        assert sample_of(row, "unpaired_preference").startswith(problem)
     for missing in ("prompt", "chosen", "rejected"):
         row = {"prompt": "Hi", **TEXTS}
-        fields = choose_fields(row, {}, "train.jsonl", kind=PairRows)
-        (found,) = converted({name: value for name, value in row.items() if name != missing}, fields, kind=PairRows)
+        fields = choose_fields(row, {}, "train.jsonl", kind=PreferenceRows)
+        (found,) = converted(
+            {name: value for name, value in row.items() if name != missing}, fields, kind=PreferenceRows
+        )
         assert found.found.startswith(f"no {missing!r} (it has ") and "in every row" in found.expected

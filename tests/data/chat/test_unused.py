@@ -51,7 +51,7 @@ OF_PAIRS = [
 
 
 def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_purpose():
-    for row, name, wanted in [*((*case, "answers") for case in HARMFUL), *((*case, "pairs") for case in OF_PAIRS)]:
+    for row, name, wanted in [*((*case, "answers") for case in HARMFUL), *((*case, "preference") for case in OF_PAIRS)]:
         reported, counts = looked(row, wanted=wanted)
         assert reported.startswith(f"{name}: ") and counts[name] == 1, (row, reported)
         assert f"to ignore it, add {name}=ignore to --dataset_columns" in reported

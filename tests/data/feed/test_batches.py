@@ -7,7 +7,7 @@ from data_helpers import ROWS, open_all, write
 
 from kit.data.feed.batches import Collator, evaluation_batches, padded_length
 from kit.data.feed.data_ranks import Ranks
-from kit.data.kinds.rated import LABEL
+from kit.data.kinds.unpaired_preference import LABEL
 
 PAD = 7
 

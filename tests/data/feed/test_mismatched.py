@@ -5,7 +5,7 @@ import pytest
 from data_helpers import open_all, rated_answers, write
 
 from kit.data.feed.mismatched import Mismatched
-from kit.data.kinds.rated import PROMPT_LENGTH
+from kit.data.kinds.unpaired_preference import PROMPT_LENGTH
 
 
 def parts(samples, i):

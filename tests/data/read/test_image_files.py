@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as pil
 
 from kit.data.chat.image_parts import IMAGE
-from kit.data.kinds.pairs import PairRows
+from kit.data.kinds.preference import PreferenceRows
 from kit.data.read import image_files
 from kit.data.read.image_files import inspect, pixels
 from kit.system.errors import UserError
@@ -202,7 +202,7 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
     ):
         assert found in problems_of(given)
     pair = {"chosen": "b", "rejected": "c", "prompt": "a", "images": ["a"]}
-    (problem,) = converted(pair, {name: name for name in pair}, kind=PairRows)
+    (problem,) = converted(pair, {name: name for name in pair}, kind=PreferenceRows)
     assert problem.fix.startswith("--dataset_columns prompt=instruction makes")
     assert "images" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]

@@ -15,7 +15,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
     return answers_to_one_prompt(values, OnePrompt.answers) | template_inputs(values)
 
 
-class PairRows(OnePrompt):
+class PreferenceRows(OnePrompt):
     """Sequence 0 is the prompt with the chosen answer, whose weight is the last value; 1 is with the rejected one."""
 
     formats = (
@@ -34,4 +34,4 @@ class PairRows(OnePrompt):
         return float(table.values[indices, -1].sum())
 
 
-KIND = PairRows
+KIND = PreferenceRows

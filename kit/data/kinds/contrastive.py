@@ -19,7 +19,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
     return {"plain": [[check_text(name, text)] for name, text in texts.items()]}
 
 
-class ContrastRows(TextRows):
+class ContrastiveRows(TextRows):
     """Sequence 0 is the anchor, 1 the positive, the others are hard negatives."""
 
     formats = (Format(("anchor", "positive"), _read, optional=("negative",)),)
@@ -35,4 +35,4 @@ class ContrastRows(TextRows):
         return ["anchor", "positive", *["negative"] * (np.count_nonzero(table.sequence_lengths[i]) - 2)]
 
 
-KIND = ContrastRows
+KIND = ContrastiveRows

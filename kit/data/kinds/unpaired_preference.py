@@ -20,10 +20,10 @@ def _read(values: Mapping[str, Any]) -> Sample:
         label = label.strip().lower() == "true"
     if not isinstance(label, bool):
         raise UserError("label", repr(label)[:80], "true (a good answer) or false")
-    return answers_to_one_prompt(values, RatedRows.answers) | {"label": label} | template_inputs(values)
+    return answers_to_one_prompt(values, UnpairedPreferenceRows.answers) | {"label": label} | template_inputs(values)
 
 
-class RatedRows(OnePrompt):
+class UnpairedPreferenceRows(OnePrompt):
     """Other values: the tokens of the prompt, and whether the answer is a good one."""
 
     formats = (
@@ -66,4 +66,4 @@ class RatedRows(OnePrompt):
         return f", label {str(bool(table.values[i, LABEL])).lower()}"
 
 
-KIND = RatedRows
+KIND = UnpairedPreferenceRows

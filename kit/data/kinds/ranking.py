@@ -40,7 +40,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
     return answers_to_one_prompt(values, OnePrompt.answers) | more
 
 
-class ComparedRows(TextRows):
+class RankingRows(TextRows):
     """Sequence 0 is the chosen or positive text, 1 the rejected or negative one. Value: the margin."""
 
     formats = (
@@ -78,4 +78,4 @@ class ComparedRows(TextRows):
         return [sample["margin"]]
 
 
-KIND = ComparedRows
+KIND = RankingRows

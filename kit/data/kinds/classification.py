@@ -49,7 +49,7 @@ def _name(where: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class LabelledRows(TextRows):
+class ClassificationRows(TextRows):
     """Values: the numbers of its labels.
 
     Attributes:
@@ -98,4 +98,4 @@ class LabelledRows(TextRows):
         return [float(self._numbers[name]) for name in sample["label"]] if self.labels else []
 
 
-KIND = LabelledRows
+KIND = ClassificationRows
