@@ -17,7 +17,7 @@ TINY = {
     "--recipe smollm2-360m-lora --max_length 512": "--recipe tiny --method lora --max_eval_samples 2",
     "--max_steps 40": "--max_steps 2",
     "--max_steps 60": "--max_steps 2",
-    "--max_steps 20": "--max_steps 1 --global_batch_size 16 --max_eval_samples 2",
+    "--max_steps 20": "--max_steps 1 --global_batch_size 16 --per_device_train_batch_size 16 --max_eval_samples 2",
     "!kit train --output_dir runs/first": "!kit train --output_dir runs/first --max_steps 2 --max_eval_samples 2",
     "max_new_tokens=200": "max_new_tokens=4",
 }
