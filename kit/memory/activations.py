@@ -1,4 +1,4 @@
-"""Bytes that one decoder layer keeps for the backward pass, per token, and those that pass through it.
+"""Activation memory: bytes per token that one decoder layer keeps for the backward pass, and transient ones.
 
 From the tensors that autograd saves in transformers' Llama: h is the hidden size, q and k the widths of all queries and
 of all keys, f that of the feed-forward part, H the number of heads, r the rank of an adapter. The attention kernel
@@ -66,7 +66,7 @@ def _attention(workload: Workload) -> int:
     is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
     keys = shape.query_size if is_repeated else exchanged_kv_size(workload)
     of_scores = _scores(workload) if workload.eager else 4 * shape.num_heads
-    # GPUs that share rows keep attention's output before the exchange, and what the output's product gets after it.
+    # With sequence parallelism attention's output is kept before the all-to-all, and its result after it.
     outputs = 1 if workload.sequence_parallel_size == 1 else 2
     # The tensor of which the values are a view stays whole, and each image's result is there once more.
     views = 3 * shape.query_size if shape.rotates_views else 0
@@ -74,7 +74,7 @@ def _attention(workload: Workload) -> int:
 
 
 def exchanged_kv_size(workload: Workload) -> int:
-    """Return the width of all keys, with those that GPUs that share rows repeat (``SequenceGroup.whole_rows``)."""
+    """Return the width of all keys, with those that sequence parallelism repeats (``SequenceGroup.whole_rows``)."""
     num_heads = workload.shape.num_kv_heads
     return workload.shape.kv_size // num_heads * math.lcm(num_heads, workload.sequence_parallel_size)
 
@@ -166,7 +166,7 @@ def is_autocast(workload: Workload) -> bool:
 
 
 def passing(workload: Workload) -> int:
-    """Bytes per token that the backward pass of a layer allocates beside what it keeps, at its peak.
+    """Bytes per token that the backward pass of a layer allocates in addition to what it keeps, at its peak.
 
     The peak is in the feed-forward part: the gradients of its product and of the stream. The others take the place of
     what is kept. Of eager attention it may be in softmax: its gradient and that of its input in float32, where the copy

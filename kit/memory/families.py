@@ -28,12 +28,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tied": True,
         "num_norms": 4,
         "norm_of_heads": "head",
-        "shares_rows": False,
+        "sequence_parallel_works": False,
     },
     "phi3": {"fused": True},
     "smollm3": {"bias_key": "attention_bias", "tied": True},
     "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
-    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "shares_rows": False},
+    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "sequence_parallel_works": False},
 }
 # The text of models that read images, by what their files call it, and what files leave out.
 _TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
@@ -65,7 +65,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     config, where = dict(values), path or name
     family: Any = config.get("model_type")
     reads_images = family in TOWERS
-    if reads_images:  # the values of the text lie beside the others in older files
+    if reads_images:  # older files have the text values at the top level
         given = config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
         text = {key: value for key, value in given.items() if value is not None}
         of_both = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
@@ -105,7 +105,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
-        shares_rows=family_values.pop("shares_rows", not _looks_along_rows(config)) and tower is None,
+        sequence_parallel_works=family_values.pop("sequence_parallel_works", not _looks_along_rows(config)) and tower is None,
         tower=tower,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )

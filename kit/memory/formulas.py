@@ -56,7 +56,7 @@ TENSORS = (
 TRAINABLE, FROZEN, FOUR_BIT, _, TEACHER, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
 CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "NCCL buffers", "fragmentation"
 # Assumed: what CUDA, its kernels and the workspace of its matrix library take; the buffers of NCCL's channels for each
-# group; and pieces that the allocator cannot use, a share of what comes and goes within a step.
+# group; and fragmentation, as a fraction of transient allocations.
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
 
 
@@ -102,7 +102,7 @@ def predict(workload: Workload) -> Memory:
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
 
-# --- what is there all the time
+# --- persistent allocations
 
 
 def _frozen(workload: Workload, shards: int) -> dict[str, float]:
@@ -166,7 +166,7 @@ def _teacher_pass(teacher: Workload) -> Iterator["Counter[str]"]:
 
 
 def _teacher_alone(workload: Workload) -> Iterator["Counter[str]"]:
-    """Bytes of a GPU in the passes of a teacher that is gone when the student is loaded."""
+    """Bytes of a GPU in the passes of offline distillation, before the student is loaded."""
     teacher = workload.as_teacher
     if teacher is None or not workload.teacher_top_k:
         return
@@ -193,14 +193,14 @@ def _accumulates(workload: Workload) -> bool:
     return workload.micro_batches > 1 or (workload.strategy == DDP and not workload.pure_bf16)
 
 
-# --- what comes and goes
+# --- transient allocations
 
 
 def _beside_tower(workload: Workload) -> "Counter[str]":
-    """Bytes that are there all the time beside the layers of a tower.
+    """Bytes of a vision tower that are there all the time, without its layers.
 
     These are the pixels of a micro-batch, in float32, and of the next one, which is copied meanwhile; and of a sharded
-    model what is in none of its layers, which stays gathered.
+    model what is in none of its layers, which stays unsharded.
     """
     tower = workload.shape.tower
     if tower is None:
@@ -211,7 +211,7 @@ def _beside_tower(workload: Workload) -> "Counter[str]":
 
 
 def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
-    """Bytes beside those of ``_held``, in each moment in which a step may have its peak."""
+    """Bytes in addition to ``_held``, in each moment in which a step may have its peak."""
     tower = workload.of_tower
     if tower is None:
         yield from _moments_of_text(workload)
@@ -277,7 +277,7 @@ def _gathered_layer(workload: Workload) -> float:
 
 
 def cache_bytes(workload: Workload) -> int:
-    """Bytes of the keys and values of the answers that are written at once, with their prompts."""
+    """Bytes of the KV cache of one generation batch, prompts included."""
     per_token = 2 * workload.shape.num_layers * workload.shape.kv_size * workload.compute_bytes
     return workload.generated_rows * workload.length * per_token
 
@@ -299,7 +299,7 @@ def _generation(workload: Workload) -> Iterator["Counter[str]"]:
 
 
 def _gathering(workload: Workload) -> "Counter[str]":
-    """While the head is gathered: what arrived, and the tensors into which it is copied.
+    """While the head is all-gathered: what arrived, and the tensors into which it is copied.
 
     A head that is tied to the embedding is gathered before the first layer, any other after the last.
     """
@@ -312,7 +312,7 @@ def _gathering(workload: Workload) -> "Counter[str]":
 
 
 def _gathering_again(workload: Workload) -> "Counter[str]":
-    """While the embedding is gathered for a forward pass that follows one without gradients, of which the head is left.
+    """While the embedding is all-gathered for a forward pass after a no-grad pass, of which the head is still there.
 
     It comes before all backward passes of a step, so there are no gradients.
     """

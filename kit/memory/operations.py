@@ -24,7 +24,7 @@ from kit.model.layers.checkpointing import is_wide
 def model_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
     """The same as ``operations_per_token``, without what is computed again to save memory.
 
-    By these, ways to run a model compare: a run that computes more for the same step is no faster for it.
+    These are for comparing configurations: recomputation makes no step faster.
     """
     return operations_per_token(replace(workload, gradient_checkpointing=False, loss="whole"), supervised, seen)
 
@@ -35,7 +35,7 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
     Each token of both halves of a pair counts once, however many passes compute it.
 
     Args:
-        supervised: the share of tokens that are learned from, at which logits are computed.
+        supervised: the fraction of supervised tokens, at which logits are computed.
         seen: sum of squared lengths of sequences over their sum, in tokens; None: the workload's length.
     """
     layers, head, attention = _forward(workload, supervised, seen)

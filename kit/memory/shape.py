@@ -36,7 +36,7 @@ class Tower:
     """What makes features of images: layers over patches, and a projector of the features to tokens."""
 
     layers: "Shape"  # without a vocabulary
-    other_parameters: int  # of patches, positions, and norms before and behind the layers
+    other_parameters: int  # of patches, positions, and norms before and after the layers
     projector_weights: int  # of its linear modules: what 4 bits are about
     projector_vectors: int  # its other parameters
     patches_per_token: int
@@ -93,7 +93,7 @@ class Shape:
     gated: bool = True  # whether the feed-forward part multiplies two tensors
     layer_norm: bool = False  # norms with a bias
     rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
-    shares_rows: bool = True  # whether GPUs can share a row: no layer has a window, and none its rope from the row
+    sequence_parallel_works: bool = True  # whether sequence parallelism works: no sliding window, no dynamic RoPE
     tower: Tower | None = None
 
     @cached_property

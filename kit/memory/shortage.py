@@ -1,8 +1,8 @@
-"""Out of memory: which phase of the run met it, what fills the memory beside what was planned, and settings that help.
+"""Out of memory: in which phase, what fills the memory compared with the plan, and settings that help.
 
 Promises: every weight, gradient and state on the device that ran out counts once, in one component; of a sharded tensor
 only this rank's shard counts. Measuring allocates almost nothing, and needs no other rank. The cheapest setting comes
-first, and the message says with which the same run goes on.
+first, and the message says with which the same run can be resumed.
 """
 
 import re

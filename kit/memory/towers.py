@@ -1,4 +1,4 @@
-"""The towers of models that read images: their shapes, from the values of a config.json.
+"""Vision towers (encoders) of vision-language models: their shapes, from the values of a config.json.
 
 Promises: the numbers of parameters are exact. To the formulas a layer of a tower is one of a decoder, over patches.
 """
@@ -41,7 +41,7 @@ def _of_squares(
     Args:
         most_images: squares of an image, at most.
         projector: its weights in linear modules, and its other parameters.
-        other: parameters beside those of patches, positions and a last norm.
+        other: parameters other than those of patches, positions and a last norm.
     """
     h, patch = vision["hidden_size"], vision["patch_size"]
     num_patches = (vision["image_size"] // patch) ** 2

@@ -1,4 +1,4 @@
-"""What a plan is made for: a model's shape, a method, GPUs and how they share the work, and the size of a micro-batch.
+"""What a plan is made for: a model's shape, a method, GPUs and their strategy, and the size of a micro-batch.
 
 Plain numbers, so that thousands of them can be tried in a second.
 """
@@ -26,7 +26,7 @@ def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One way to run a recipe."""
+    """One configuration of a run."""
 
     shape: Shape
     method: Literal["full", "lora", "qlora"]
@@ -34,22 +34,22 @@ class Workload:
     num_gpus: int = 1  # over all machines
     gpus_per_machine: int = 8
     num_replicas: int = 1  # copies of a sharded model (hybrid sharding); 1: sharded over all GPUs
-    sequence_parallel_size: int = 1  # GPUs that share each row
+    sequence_parallel_size: int = 1  # size of the sequence-parallel group (Ulysses)
     rows: int = 1  # samples of a micro-batch, or packs; a pair is one of them
     length: int = 2048  # tokens of a sequence at most: of a sample, or of each half of a pair
     micro_batches: int = 1  # of a step, on each GPU
     packing: bool = False
     gradient_checkpointing: Checkpointing = False
-    activation_offload: bool = False  # of the inputs of layers that are checkpointed, to host memory
-    tiled_mlp: bool = False  # the MLPs of layers that are checkpointed, over tiles of tokens
-    generated_rows: int = 0  # answers that the model writes at once, for rollouts
-    new_tokens: int = 0  # of an answer at most
-    rollout_steps: int = 1  # that learn from the same answers
-    keeps_initial_weights: bool = False  # in host memory: the weights that train, as they were
+    activation_offload: bool = False  # of the inputs of checkpointed layers, to host memory
+    tiled_mlp: bool = False  # MLP of checkpointed layers in sequence chunks (ALST)
+    generated_rows: int = 0  # generation batch size of rollouts
+    new_tokens: int = 0  # of a completion at most
+    rollout_steps: int = 1  # updates per rollout (num_iterations)
+    keeps_initial_weights: bool = False  # initial weights in host memory, as the reference model
     objective: ObjectiveName = PLAIN
-    teacher: Shape | None = None  # of a frozen model that is there beside, or before
+    teacher: Shape | None = None  # of the frozen teacher, online or offline
     teacher_in_4bit: bool = False
-    teacher_top_k: int = 0  # tokens of each target that are stored before the first step; 0: the teacher is beside
+    teacher_top_k: int = 0  # top-k of offline distillation; 0: online, the teacher stays in memory
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
     lora_targets: tuple[str, ...] | None = None  # None: all linear modules

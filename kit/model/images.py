@@ -1,7 +1,7 @@
 """Inputs of vision-language models: image placeholders in the text, inputs of the vision tower, and positions.
 
-All of it comes from the model's own processor and code. A family is taken only after it was shown that loss and
-gradients are those of its own forward (``FAMILIES``).
+All of it comes from the model's own processor and code. Only families are supported whose loss and
+gradients are proven to be those of their own forward (``FAMILIES``).
 
 Promises:
 
@@ -55,7 +55,7 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         meta_model: the model on meta, whose code computes positions.
 
     Raises:
-        UserError: the model reads no images, or is of a family that was not shown to be trained right; its processor,
+        UserError: the model does not accept images, or is of a family that is not supported with images; its processor,
             or what that needs, is not there; or it does not take ``min_pixels`` or ``max_pixels``.
     """
     kind = config.model_type
@@ -89,7 +89,7 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
     except UserError:
         raise
     except Exception as error:  # the files may hold anything
-        fix = f"{INSTALL}, or copy the processor's files beside the weights"
+        fix = f"{INSTALL}, or copy the processor's files next to the weights"
         raise UserError("model_name_or_path", f"{name}: no image processor ({first_line(error)})", fix=fix) from None
     limits = {"shortest_edge": data.min_pixels, "longest_edge": data.max_pixels}
     if any(limits.values()):
@@ -260,7 +260,7 @@ class Images:
         return encoded.ids, image
 
     def shown(self, text: str) -> str:
-        """Return ``text`` with one placeholder in place of those that follow one another."""
+        """Return ``text`` with repeated placeholders shortened to one."""
         return re.sub(f"({re.escape(self._placeholder)}){{2,}}", self._placeholder, text)
 
     def _decoded(self, flat: OfSegment) -> tuple[Any, list[str]]:
@@ -288,7 +288,7 @@ class Images:
             return inputs
         length = ids.shape[1]
         flat_ids, flat_kinds = ids.flatten(), kinds.flatten()
-        # Padding counts on behind the segments before it: nothing looks at it.
+        # Positions of padding continue those of the segments before it: nothing attends to it.
         positions = torch.arange(length).repeat(len(ids)).expand(4, -1).clone()  # [4, B * T]
         first = 0
         for (start, size, _), count in zip(segments, counts, strict=True):

@@ -16,4 +16,4 @@ class LoadPlan:
     quantise_on: str | None = None  # the device on which 4-bit weights are made; None: that to which they are loaded
     device_memory: int | None = None  # bytes of the GPU that computes; None: it is not a GPU
     reads_weights: bool = True  # False: build the model on the meta device, the weights come from rank 0
-    sequence_group: SequenceGroup | None = None  # the processes with which this one shares rows
+    sequence_group: SequenceGroup | None = None  # the sequence-parallel group

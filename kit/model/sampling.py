@@ -1,7 +1,7 @@
-"""Answers drawn from a model's probabilities: temperature, top_p, and a seed for each answer.
+"""Sampling from a model: temperature, nucleus sampling (top_p), and a seed for each completion.
 
-Promises: an answer depends on the seed, its own number and the model, not on what is generated beside it or on which
-rank. Without a temperature nothing is drawn, and ``generate`` gets what it always got.
+Promises: a completion depends on the seed, its own number and the model, not on the batch or the rank. Without a
+temperature decoding is greedy, and ``generate`` gets its usual arguments.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ def how_to_generate(
     """Return the arguments of ``generate`` that choose the tokens.
 
     Args:
-        temperature: None: the likeliest token, always.
-        top_p: draw from the likeliest tokens that together have this probability; None: from all.
-        numbers: of each row of the call the numbers that identify the answer, such as sample and draw.
+        temperature: None: greedy decoding.
+        top_p: nucleus sampling; None: from all tokens.
+        numbers: for each row of the call the numbers that identify the completion, such as sample and draw.
         prompt_length: tokens in front of the first generated one, padding included.
     """
     if temperature is None:
@@ -33,7 +33,7 @@ def how_to_generate(
 
 
 class Drawing(LogitsProcessor):
-    """Draws a token of each row from its probabilities, by one number of a generator of that row and position."""
+    """Samples a token of each row from its probabilities, by one random number per row and position."""
 
     def __init__(self, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int) -> None:
         """See ``how_to_generate``."""

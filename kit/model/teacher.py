@@ -1,4 +1,4 @@
-"""The teacher of a distillation: the model whose probabilities another one, the student, learns."""
+"""The teacher of knowledge distillation: the model whose token distribution the student learns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ def teacher_settings(recipe: Recipe) -> Recipe:
 
 
 def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) -> tuple[Any, Any]:
-    """Open the config of the teacher, and check that it can judge what the student reads.
+    """Open the config of the teacher, and check that it can be distilled into this student.
 
     Args:
         tokenizer: the student's.
@@ -74,7 +74,7 @@ def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) ->
         raise UserError("teacher", found, "a model with the same tokenizer, of the same family")
     install_loss_head(meta_model)
     if meta_model.uses_own_logits:
-        found = f"{type(meta_model).__name__} computes its logits in a way of its own"
+        found = f"{type(meta_model).__name__} computes its logits in its own way"
         raise UserError("teacher", found, "a model whose head is one matrix product")
     return config, meta_model
 

@@ -42,7 +42,7 @@ ZERO = 0.01
 def check_stop_tokens(
     settings: MethodSettings, meta_model: Any, tokenizer: Any, stop_ids: Iterable[int], final: str = "final"
 ) -> list[Problem]:
-    """Return a problem for each token that ends answers of the data, and that this run cannot learn to write.
+    """Return a problem for each stop token of the data that this run cannot learn to generate.
 
     That is: its output row was never trained (``is_untrained``), and ``settings`` freeze it. It is a problem and not a
     warning, because such a run is wasted and the fix costs one row: ``trainable_tokens``. If the row was trained after

@@ -1,4 +1,4 @@
-"""The model that a command runs, ready on all ranks: to train, to score, or to answer."""
+"""The model that a command runs, ready on all ranks: to train, to score, or to generate."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ class Policy(Prepared):
     """A model on all ranks, with what belongs to it.
 
     Attributes:
-        tokenizer: with the chat template that is saved beside the model.
+        tokenizer: with the chat template that is saved with the model.
         notes: lines for the user about its parts.
         layers: those that are compiled; None: none.
     """

@@ -1,4 +1,4 @@
-"""What is due when: the learning rate of each step, and the steps after which the run evaluates and saves.
+"""The learning-rate schedule, and the steps after which a run evaluates and saves.
 
 All of it is a pure function of the settings, the data and the step, so a resume needs no saved state.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def count_steps(fraction_or_count: float, total_steps: int) -> int:
-    """Return the number of steps that a setting means. A value below 1 is a share of all steps, and is rounded up."""
+    """Return the number of steps that a setting means. Below 1 it is a fraction of all steps, rounded up."""
     return math.ceil(fraction_or_count * total_steps) if fraction_or_count < 1 else int(fraction_or_count)
 
 

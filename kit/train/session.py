@@ -1,4 +1,4 @@
-"""The ranks of a command that runs a model: the processes, how they load weights, and what explains their failures."""
+"""The ranks of a command that runs a model: process group, load plan, and the guard that explains failures."""
 
 from collections.abc import Sequence
 from functools import partial

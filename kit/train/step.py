@@ -76,7 +76,7 @@ def train_step(
     If the gradient norm or a sum of the objective is not finite, the weights are not updated.
 
     Args:
-        learning_rate: of the schedule; times the multiplier of each parameter group (``keep_lr_multipliers``).
+        learning_rate: of the schedule; each parameter group multiplies it (``keep_lr_multipliers``).
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
         noise: added to the input embeddings.
         asks_to_stop: whether this rank was asked to stop; called after the gradients were computed. ``StepResult.stop``
@@ -91,7 +91,7 @@ def train_step(
     assert optimizer is not None, "a step needs an optimiser"
     batch = objective.begin_step(prepared, batch)
     # DDP and FSDP average the gradients over the processes, but each term of the objective is a sum over data ranks,
-    # and processes that share a row have each a part of its gradient.
+    # and ranks of one sequence-parallel group have each a part of its gradient.
     num_processes = prepared.ranks.num_processes
     scales = [num_processes / divisor for divisor in objective.divisors(batch)]
     numbers = []  # for the metrics, float64 [n] of each micro-batch

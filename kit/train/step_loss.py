@@ -1,4 +1,4 @@
-"""What a step minimises.
+"""The loss of a step, as objectives define it.
 
 It must be a sum over the targets of the global batch, divided by a number that every rank knows before the step; or
 several such terms, added. Then it does not depend on how the batch is divided into micro-batches and ranks. A mean of
@@ -38,7 +38,7 @@ class StepLoss:
             would not fit. So the values of a target depend on no logits but its own, and C may be 0. Evaluations do not
             call it.
 
-            Price: memory for each tensor [C, V] that it makes; and under a frozen head the logits are computed twice.
+            Cost: memory for each tensor [C, V] that it makes; and under a frozen head the logits are computed twice.
     """
 
     dataset_names: Sequence[str]
@@ -46,7 +46,7 @@ class StepLoss:
     target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch to train on, with what the terms need beside it. Called by all ranks.
+        """Return the batch to train on, with what the terms need in addition. Called by all ranks.
 
         Here an objective makes a pass without gradients, such as that of a reference model, and returns the batch with
         micro-batches that hold its result. All ranks must call the model the same number of times.

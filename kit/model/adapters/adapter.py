@@ -162,7 +162,7 @@ def _config_class(kind: str) -> Any:
 
 @contextmanager
 def adapters_off(model: torch.nn.Module) -> Iterator[None]:
-    """In the ``with`` block, let an adapted model answer as its base does.
+    """In the ``with`` block, let an adapted model compute as its base does.
 
     peft's own way to switch adapters off also changes which weights train, and sharded modules must not see that.
     """

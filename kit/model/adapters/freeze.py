@@ -1,4 +1,4 @@
-"""Frozen parts of a model whose weights train otherwise (method ``full``), chosen by patterns on parameter names.
+"""Freezing parts of a model with method ``full``, chosen by patterns on parameter names.
 
 A pattern is a name with ``*``, ``?`` and ``[0-9]``, where ``*`` also stands for dots: ``model.layers.[0-9].*``.
 A tied weight has several names, and is chosen by any of them. ``vision``, ``projector`` and ``language`` stand for the
@@ -14,7 +14,7 @@ from kit.model.adapters.reach import unreached_parts
 from kit.system.errors import Problem, did_you_mean
 
 PARTS = ("vision", "projector", "language")
-# What leads from a tower to the language model, in or beside the tower.
+# Projectors from a vision tower to the language model, in or next to the tower.
 _PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_modal|aligner)\w*(\.|$)")
 
 

@@ -1,12 +1,12 @@
-"""Quantisation-aware training: linear layers compute with weights, and inputs, rounded as in a quantised model.
+"""Quantisation-aware training (QAT): linear layers compute with fake-quantised weights and activations.
 
 torchao rounds them (fake quantisation, the "prepare" step of its ``QATConfig``), and its own autograd passes gradients
 through the rounding. ``SCHEMES`` says what is rounded; ``layers`` says where.
 
 Promises:
 
-- A group of weights and a token each have a scale of their own. So packs, micro-batches and any number of processes
-  learn the same.
+- Each group of weights and each token has its own scale. So packs, micro-batches and any number of processes give the
+  same gradients.
 - Weights are rounded in the dtype that multiplies them, as a sharded weight arrives. In that dtype a layer that torchao
   quantises by ``quantised_as`` computes bit for bit what was trained.
 - The weights that train, their names, and what is saved stay plain.

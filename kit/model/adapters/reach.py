@@ -1,4 +1,4 @@
-"""Which parts of a model a batch of text reaches: the others are frozen, and not adapted.
+"""Which parameters receive gradients from text-only batches: the others are frozen, and not adapted.
 
 A forward pass on the meta device finds most of them. It reads no weights and computes only shapes, so it takes seconds,
 whatever the size of the model. A family whose forward needs values (tokens per expert, where a patch begins) cannot be
@@ -16,7 +16,7 @@ import torch
 
 from kit.model.layers.attention import without_search_for_packs
 
-# Parts that only select, so that no gradient reaches them: which keys or experts a token sees, where a patch begins.
+# Routing-only parts, which get no gradient: which keys or experts a token sees, where a patch begins.
 _SELECTORS = re.compile(r"(^|\.)(indexer|patcher|\w*score_correction_bias|expert_bias)$")
 _TRACED_TOKENS = 16
 
@@ -37,15 +37,15 @@ _traces: dict[tuple[type, str], Trace] = {}
 
 
 def belongs_to_selector(name: str) -> bool:
-    """Return whether a parameter belongs to a part that only selects keys or experts."""
+    """Return whether a parameter belongs to a routing-only part, which selects keys or experts."""
     return any(_SELECTORS.search(part) for part in [*parents(name), name])
 
 
 def unreached_parts(model: Any) -> list[str]:
     """Return the names of modules and parameters to which a batch of text sends no gradient.
 
-    These are towers for images and sound with their projectors, layers that attend to images, attention to an encoder
-    that is not there, and parts that only select.
+    These are vision and audio encoders with their projectors, cross-attention to images or to an absent encoder, and
+    routing-only parts (router bias corrections, sparse-attention indexers).
 
     Args:
         model: a base model, without adapters.
@@ -67,10 +67,10 @@ def unreached_parts(model: Any) -> list[str]:
 
 
 def freeze_unreached_parts(model: Any, kept: Collection[int] = ()) -> tuple[str, ...]:
-    """Freeze what no text reaches: it gets no gradients, for which DDP would wait.
+    """Freeze what gets no gradient from text, for which DDP would wait.
 
     Args:
-        kept: ``id`` of parameters that images reach, and that train.
+        kept: ``id`` of parameters that train on images.
 
     Returns:
         The names of these modules and parameters, with a dot at the end.

@@ -1,4 +1,4 @@
-"""Which adapters inference servers take as they are, and the command that makes a model for them of the others.
+"""Which adapters inference servers load unmerged, and the command that merges the others.
 
 What each server takes, with file and line of its source: docs/after-training.md. Plain Python.
 """

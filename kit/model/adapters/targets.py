@@ -1,4 +1,4 @@
-"""Which modules of a model adapters and 4-bit weights can have, and which are left out and why.
+"""Which modules of a model can be adapted or quantised to 4 bits, and which are left out and why.
 
 All answers come from modules and shapes, so they are the same for a model on meta and for one with weights.
 """

@@ -1,4 +1,4 @@
-"""Rows of the embedding and of the output head for new tokens, and rows that train while the rest is frozen.
+"""Embedding and lm_head rows of new tokens, and rows that train while the rest is frozen.
 
 Promises:
 

@@ -1,4 +1,4 @@
-"""The inputs of decoder layers wait for their backward pass in pinned host memory, for ``activation_offload``.
+"""Activation offload: the inputs of checkpointed layers are kept in pinned host memory until their backward pass.
 
 Promises: losses and gradients are every bit those without it. The host never waits for a copy: each is made between
 what the device computes, on its own stream.
@@ -10,7 +10,7 @@ import torch
 
 
 def install_activation_offload(model: torch.nn.Module) -> None:
-    """Let the layers of ``model`` that checkpoint keep their inputs in host memory. Call it when they checkpoint."""
+    """Let the checkpointed layers of ``model`` keep their inputs in host memory. Call it after checkpointing is on."""
     for module in model.modules():
         if hasattr(module, "_gradient_checkpointing_func"):  # as transformers marks them
             offload = _Offload()
@@ -19,7 +19,7 @@ def install_activation_offload(model: torch.nn.Module) -> None:
 
 
 class _Offload:
-    """Moves the input of one layer out and back. Masks, say, which all layers share, stay."""
+    """Offloads one layer's input to pinned host memory; tensors shared by all layers, such as masks, are not moved."""
 
     def __init__(self) -> None:
         self._hooks: Any = None

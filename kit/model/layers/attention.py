@@ -250,7 +250,7 @@ def varlen_attention(
         cu_seq_lens_q: int32 [n + 1], the bounds of the samples, from 0 to B * T. If given, the call is packed. Keys
             have the same bounds.
         max_length_q: tokens of the longest sample, or more.
-        sequence_group: of a packed call: the processes that share its rows. The bounds are those of whole rows, and T
+        sequence_group: of a packed call: the sequence-parallel group. The bounds are those of whole rows, and T
             counts the tokens of a row that are here.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what each decoder layer keeps for the backward pass, and what it computes again there.
+"""Activation (gradient) checkpointing: what a decoder layer keeps for the backward pass, and what it recomputes.
 
 Promises: losses and gradients are those without checkpointing, also with dropout. Importing this needs no torch, so
 that memory can be planned without it (``kit.memory.activations``).

@@ -1,4 +1,4 @@
-"""How many positions the loss head computes logits for at a time.
+"""Chunked cross-entropy: for how many positions the loss head computes logits at a time.
 
 Plain Python, so that memory can be planned without torch (``kit.memory.formulas``).
 """

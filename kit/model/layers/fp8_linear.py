@@ -1,14 +1,13 @@
 """FP8 (e4m3) matmuls in linear layers, for ``fp8``.
 
-The output, x Wᵀ, and the gradient of the input, dy W, are products of numbers in e4m3, summed in float32, with results
-in bf16. Both factors are rounded anew for each product. Each row that is summed over has a scale of its own: a token of
-x or dy, and a row or a column of W. The gradient of W is a product in bf16: it sums over tokens, so in 8 bits it would
-need a scale that tokens share.
+The output, x Wᵀ, and the gradient of the input, dy W, are matmuls in e4m3, summed in float32, with results in bf16.
+Both factors are quantised for each matmul (dynamic scaling), with one scale per token of x or dy, and per row or column
+of W. The gradient of W is a matmul in bf16: it sums over tokens, so in FP8 they would need one common scale.
 
 Promises:
 
-- What a token becomes depends on no other token. So packs, micro-batches and any number of processes learn the same up
-  to what bf16 rounds.
+- The result of a token depends on no other token. So packs, micro-batches and any number of processes give the same
+  gradients up to bf16 rounding.
 - Scales are powers of two, so scaling itself rounds nothing, and nothing overflows. What is not finite stays so.
 - Weights, their names and what is saved are those without ``fp8``; nothing more is kept for the backward pass.
 - The output head, adapters, layers that select experts, and layers whose sizes torch's 8-bit products do not take stay

@@ -1,11 +1,11 @@
-"""A frozen linear layer and its adapter, computed by one function of autograd.
+"""Fused LoRA: a frozen linear layer and its adapter, computed by one autograd function.
 
 Promises: the results are those of peft up to rounding, y = W x + bias + s B A x. The adapter's part is added by the
 matrix product that computes it, in place: where peft makes up to four tensors of y's size (a product, its multiple, a
 sum, and of 4-bit layers a copy), here there is one. In the backward pass the same holds of the gradient of x. For the
 backward pass x and A x are kept. Layers that read one input, as queries, keys and values do, are computed together.
 
-peft's modules stay, so names, saving, merging and export are peft's. Its own forward answers wherever the function does
+peft's modules stay, so names, saving, merging and export are peft's. Its own forward is used wherever the function does
 not apply: with dropout, DoRA, a bias in the adapter, several active adapters or none, merged ones, other layers than
 ``Linear`` and ``Linear4bit``, and under FSDP1, which gathers A and B only while their own modules run.
 
@@ -63,7 +63,7 @@ class _LoraLinears(torch.autograd.Function):
         ctx.save_for_backward(x, low, a, *b, *weights)
         ctx.scale = scale
         ctx.is_fp8 = [getattr(base, "is_fp8", False) for base in bases]
-        # Of 4 bits. Under FSDP2 ``base`` has just put them into a new object, in the place of ``weight``.
+        # Of 4 bits. Under FSDP2 ``base`` has just put them into a new object that replaces ``weight``.
         ctx.tables = [getattr(base.weight, "quant_state", None) for base in bases]
         return tuple(outputs)
 
@@ -172,7 +172,7 @@ def _applies(module: Any, is_cast: bool) -> bool:
         {type(a), type(b)} == {torch.nn.Linear}  # FSDP1 wraps them
         and b.bias is None
         and isinstance(module.lora_dropout[adapter], torch.nn.Identity)
-        # A layer of 4 bits answers in the dtype of its input, whatever autocast says.
+        # A 4-bit layer returns the dtype of its input, whatever autocast says.
         and (is_cast or type(module.base_layer) is torch.nn.Linear)
     )
 

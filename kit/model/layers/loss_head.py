@@ -49,7 +49,7 @@ from kit.system.errors import UserError
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 # Computes values of the targets in a chunk, float32 [C] or [C, K], from their logits, float32 [C, V]. The index says
-# which of the S targets these are: a slice, or int64 [C] where processes share rows; there may be none (C = 0).
+# which of the S targets these are: a slice, or int64 [C] with sequence parallelism; there may be none (C = 0).
 TargetValues = Callable[[torch.Tensor, slice | torch.Tensor], torch.Tensor]
 ChangeEmbeddings = Callable[[torch.Tensor], torch.Tensor]  # of the input embeddings [B, T, d]
 
@@ -88,7 +88,7 @@ def install_loss_head(
         gives_states: a call with targets returns the hidden states that predict them, [S, h], and no losses.
             ``model.transform_logits`` is what the model does to the head's output. So does a model of embeddings; one
             of scores returns these, float32 [S, labels].
-        sequence_group: the processes with which this one shares rows. Each makes the same calls, with whole rows, and
+        sequence_group: the sequence-parallel group. Each rank makes the same calls, with whole rows, and
             gets all losses, values or states; their gradients reach only what depends on its own tokens. Calls without
             targets, and the model's own logits, are not shared.
     """

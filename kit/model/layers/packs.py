@@ -1,9 +1,9 @@
-"""Keep the samples of a pack apart in layers that know only rows: recurrent layers, convolutions, and their masks.
+"""Keep packed samples independent in layers that know only rows: recurrent layers, convolutions, and their masks.
 
-transformers keeps them apart in attention: by the positions, which begin again with each sample. Three things are left:
+transformers keeps them independent in attention, by positions that restart with each sample. Three things are left:
 
 - A layer with a state or a convolution along the row (Mamba, gated delta rule, short convolution) runs on from one
-  sample into the next. Here such a layer gets each sample as a row of its own. Samples of similar length make one
+  sample into the next. Here such a layer gets each sample in a separate row. Samples of similar length make one
   batch, padded on the right, which a causal layer does not see; less than half of a batch is padding.
 - Some families make their masks without the positions (gpt-oss). Here the bounds of the samples are added to the mask.
 - ALiBi (Falcon, BLOOM) is a slope times the place in the row, rounded to bf16: far to the right it differs by more from

@@ -1,4 +1,4 @@
-"""Linear layers with trained float32 weights under autocast, which keep no copy of their weights for the backward pass.
+"""Linear layers with trainable float32 weights under autocast, without a saved bf16 copy for the backward pass.
 
 Autocast casts a weight to bf16 for each product, and autograd keeps the copy: 2 bytes a parameter of all layers, until
 their backward pass. Here the backward pass casts the weight again. Layers that read one input share one cast of it.

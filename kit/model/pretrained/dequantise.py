@@ -1,4 +1,4 @@
-"""Bases whose files hold weights of 8 or 4 bits with scales (FP8, MXFP4), read as plain weights.
+"""Quantised checkpoints (FP8, MXFP4) that are dequantised when they are read.
 
 Promises: a weight is value times scale, computed in float32 and rounded once to the dtype in which it is loaded, as if
 the files held that model. Only the files know of the quantisation: what is trained, saved and counted is the plain
@@ -53,11 +53,11 @@ def plain_config(config: Any) -> Any:
 
 
 def describe_dequantised(config: Any) -> list[str]:
-    """Say in one line that the base is read as plain weights; empty if its files hold plain weights."""
+    """Say in one line that the base is dequantised; empty if its files hold plain weights."""
     if not is_read_plain(config):
         return []
     how = quantisation_of(config)["quant_method"].upper()
-    return [f"note: the base's files are of {how}: it is trained as the plain model of value times scale"]
+    return [f"note: the base checkpoint is {how}: it is dequantised (value times scale) and trained as a plain model"]
 
 
 def class_that_dequantises(config: Any) -> str:

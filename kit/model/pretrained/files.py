@@ -1,6 +1,6 @@
 """The files of a model's folder, checked before transformers opens them.
 
-Promises: a file of a stranger that is no regular file, or too large, is refused by name in a moment. Whether what it
+Promises: an untrusted file that is not a regular file, or too large, is refused by name at once. Whether what it
 says fits the weights is checked when these are loaded.
 """
 
@@ -45,7 +45,7 @@ def check_files(folder: Path, field: str) -> None:
 
 
 def check_config(path: Path) -> None:
-    """Raise ``UserError`` if a config.json asks for layers without end: configs make lists of them."""
+    """Raise ``UserError`` if a config.json asks for too many layers: configs make lists of them."""
     values = read_object(path)
     parts: list[Any] = [values, values.get("text_config"), values.get("vision_config")]
     for part in parts:

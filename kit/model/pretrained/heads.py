@@ -201,7 +201,7 @@ def read_pooling(name: str, revision: str | None) -> str | None:
 
 
 def write_sentence_transformers(folder: Path, hidden_size: int, pooling: str, max_length: int) -> None:
-    """Write what sentence-transformers needs beside a model: the tokens that it pools, and that it normalises."""
+    """Write what sentence-transformers needs next to a model: the tokens that it pools, and that it normalises."""
     kinds = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling"), ("2", "2_Normalize", "Normalize")]
     modules = [
         {"idx": int(i), "name": i, "path": path, "type": f"sentence_transformers.models.{kind}"}

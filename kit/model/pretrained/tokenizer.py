@@ -36,7 +36,7 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
         raise
     except BaseException as error:  # a panic of the tokenizers library, in Rust, is no Exception
         found = f"no tokenizer in {name}: {first_line(error)}"
-        raise UserError(field, found, "tokenizer.json beside the weights", hint_trust(error)) from None
+        raise UserError(field, found, "tokenizer.json next to the weights", hint_trust(error)) from None
     if tokenizer.chat_template is None and folder is None:
         tokenizer.chat_template = _template_of_processor(name, settings)
     if not tokenizer.is_fast:

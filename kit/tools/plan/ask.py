@@ -14,7 +14,7 @@ from kit.system.console import Parser
 from kit.system.errors import Problem, UserError, counted, raise_if
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
 from kit.tools.plan.models import MODEL, find_shape, shipped_id
-from kit.tools.plan.search import shares_rows, sharing_sizes, strategies
+from kit.tools.plan.search import sequence_parallel_works, sharing_sizes, strategies
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
@@ -115,7 +115,7 @@ def _refused(ask: Ask) -> Iterator[Problem]:
     if sharing not in (sizes := sharing_sizes(ask.workload)):
         on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
         found = f"{sharing}, of {counted(num, 'GPU')}{on_machines} and {shape.num_heads} attention heads"
-        if not shares_rows(ask.workload):
+        if not sequence_parallel_works(ask.workload):
             found = f"{sharing}, but this model does not support sequence parallelism"
         yield Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}")
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):

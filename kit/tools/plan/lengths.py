@@ -1,4 +1,4 @@
-"""How long the rows of real data are, which the time of a plan depends on.
+"""Row lengths of real data, on which the time of a plan depends.
 
 Promises: samples are tokenised, packed, and dealt to ranks and micro-batches by the code of a run. What is
 tokenised is in the cache for the run.

@@ -1,4 +1,4 @@
-"""Which ways to run a recipe fit a GPU, how far each could go, and which one to take."""
+"""Which configurations of a recipe fit a GPU, their limits, and which one to recommend."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -13,13 +13,13 @@ from kit.tools.plan.speed import Step, step
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
-# Ways to run whose speeds differ by less are equally fast, as far as the formulas know.
+# Configurations whose speeds differ by less are equally fast, as far as the formulas know.
 EQUALLY_FAST = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a recipe on given GPUs."""
+    """One configuration of a recipe on given GPUs."""
 
     workload: Workload
     gpu: Gpu
@@ -28,7 +28,7 @@ class Option:
 
     @property
     def spare(self) -> int:
-        """Bytes of a GPU that stay free beside ``MARGIN``; below 0: the bytes that are missing."""
+        """Bytes of a GPU that stay free after ``MARGIN``; below 0: the bytes that are missing."""
         return int((1 - MARGIN) * self.gpu.memory) - self.memory.peak
 
     @property
@@ -64,11 +64,11 @@ def strategies(base: Workload) -> list[Workload]:
 
 
 def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
-    """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
+    """Return all configurations of ``base``: each method with each sensible strategy, in the order of ``METHODS``.
 
     Each has the settings that are best (see ``tuned``), with ``activation_offload``, then also ``tiled_mlp`` where it
-    does not fit without; then the fewest GPUs that share rows, if ``base`` does not say how many. One that never fits
-    has those that take the least memory.
+    does not fit without; then the smallest sequence-parallel group that fits, unless ``base`` sets its
+    size. One that never fits has those that take the least memory.
 
     Args:
         only: the config of the strategy; None: all.
@@ -90,14 +90,14 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
     return found
 
 
-def shares_rows(workload: Workload) -> bool:
-    """Return whether several GPUs can share the rows of its models."""
-    return not workload.eager and all(each.shares_rows for each in (workload.shape, workload.teacher) if each)
+def sequence_parallel_works(workload: Workload) -> bool:
+    """Return whether all its models support sequence parallelism."""
+    return not workload.eager and all(each.sequence_parallel_works for each in (workload.shape, workload.teacher) if each)
 
 
 def sharing_sizes(workload: Workload) -> list[int]:
-    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide the heads of all models."""
-    if not shares_rows(workload):
+    """Return the possible sizes of a sequence-parallel group: 1, and the divisors of the heads of all models."""
+    if not sequence_parallel_works(workload):
         return [1]
     most = min(workload.num_gpus, workload.gpus_per_machine)
     counts = [workload.num_gpus, *(each.num_heads for each in (workload.shape, workload.teacher) if each)]
@@ -105,7 +105,7 @@ def sharing_sizes(workload: Workload) -> list[int]:
 
 
 def longest_row(option: Option, size: int) -> int:
-    """Return the tokens of the longest row that fits if ``size`` GPUs share it, with checkpointing.
+    """Return the tokens of the longest sequence that fits with ``size`` sequence-parallel GPUs and checkpointing.
 
     The other settings are those of ``option``.
     """
@@ -125,9 +125,9 @@ def least(workload: Workload, global_batch_size: int) -> Workload:
 
 
 def recommend(found: list[Option], method: Method) -> Option | None:
-    """Return the way to take of ``options``; None if nothing fits.
+    """Return the recommended one of ``options``; None if nothing fits.
 
-    The method is kept if it fits in any way, since another one learns something else. Else the next smaller one that
+    The method is kept if it fits in any way, since another one trains something else. Else the next smaller one that
     fits is taken, else a larger one. Of the ways that fit, the simplest of those that are about the fastest is taken.
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]

@@ -51,7 +51,7 @@ class Step:
     elementwise: float  # norms, activations, casts, the loss
     optimiser: float  # and 4-bit weights that are converted for products
     sent: float  # collectives, or copies of layers' inputs to the host and back
-    exchanged: float  # around attention, of GPUs that share rows: nothing is computed meanwhile
+    exchanged: float  # all-to-alls of sequence parallelism: nothing is computed meanwhile
     host: float  # offloaded weights and optimiser
     launches: float  # of kernels, a number
 
@@ -59,7 +59,7 @@ class Step:
     def seconds(self) -> tuple[float, float]:
         """The shortest and the longest time of the step.
 
-        At best all that is sent is hidden behind the computation; at worst a quarter of it is not. The GPU computes
+        At best communication overlaps fully with computation; at worst a quarter of it does not. The GPU computes
         while the host launches what follows, so the longer of the two counts.
         """
         fast = max(self.products / PRODUCTS[1] + self.elementwise, self.sent / LINK_SHARE[1])
@@ -90,7 +90,7 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         products=tokens * operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
         elementwise=tokens * _elementwise_bytes(workload, supervised) / bandwidth,
         optimiser=_optimiser_bytes(workload) / bandwidth + _orthogonalising_seconds(workload, gpu),
-        # They take different links, and both are hidden behind the computation as far as they can be.
+        # They take different links, and both overlap with computation as far as they can.
         sent=max(collective_seconds(workload, gpu), _offloading_seconds(workload)),
         exchanged=exchange_bytes(workload) / gpu.link,
         host=_host_seconds(workload),
@@ -99,10 +99,10 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
 
 
 def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
-    """Return the least seconds that a GPU of a known speed takes to write the answers of a step, as a range.
+    """Return the least seconds that a GPU of a known speed takes to generate the completions of a step, as a range.
 
     For each token a call reads all weights and, on average, half of the keys and values; or the host launches the
-    kernels of a forward pass, which takes longer where few answers are written at once.
+    kernels of a forward pass, which takes longer for small generation batches.
     """
     assert gpu.bandwidth is not None
     shape = workload.shape
@@ -141,7 +141,7 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     FSDP gathers bf16 weights in each forward and in the backward pass of each micro-batch, and reduces float32
     gradients after the latter. DDP reduces float32 gradients once a step, and each of them is sent twice; so do the
     copies of hybrid sharding with their shards. Rings over several machines use the network adapters of all GPUs of a
-    machine together; copies of one shard use that of one GPU. Each step of a ring costs ``RING_STEP`` beside.
+    machine together; copies of one shard use that of one GPU. Each step of a ring costs ``RING_STEP`` more.
     """
     num, group = workload.num_gpus, workload.num_shards
     shape, trained = workload.shape, workload.trainable_parameters

@@ -1,4 +1,4 @@
-"""Compile the layers before the first step, by a forward and a backward pass of which nothing is learned.
+"""Compile the layers before the first step, by a forward and a backward pass whose gradients are dropped.
 
 Promises: the graphs of training come from settings alone, whichever batch comes first, so that a run that resumes has
 the same ones. If the compiler fails, it does so here, with one line.

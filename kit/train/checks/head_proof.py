@@ -38,7 +38,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     plain: Any = accelerator.unwrap_model(model)
     base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
     head = head_of(base.config)
-    size = prepared.ranks.num_parts  # processes that share each row
+    size = prepared.ranks.num_parts  # of the sequence-parallel group
 
     def refused(why: str) -> UserError:
         return UserError("sequence_parallel_size", f"{size}, and {why}", "1 for this model")
