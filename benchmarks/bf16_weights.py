@@ -59,7 +59,7 @@ def finetune() -> None:
         sys.path.insert(0, str(ROOT))
         import kit.train.optim.bf16_adamw
 
-        kit.train.optim.bf16_adamw.round_at_random = lambda exact, noise: exact  # to bf16 it is copied then
+        kit.train.optim.bf16_adamw.stochastic_round = lambda exact, noise: exact  # to bf16 it is copied then
     sys.argv[0] = str(SCRIPT)
     runpy.run_path(str(SCRIPT), run_name="__main__")
 

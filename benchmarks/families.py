@@ -54,7 +54,7 @@ from kit.data.samples.records import Table
 from kit.export.final import replace_folder
 from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
-from kit.model.pretrained.classes import TEXT_OF_IMAGES, auto_class
+from kit.model.pretrained.classes import VISION_LANGUAGE_FAMILIES, auto_class
 from kit.model.summary import aux_loss_coef
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
@@ -383,7 +383,7 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the children are forks
     kept = options.json and options.json.exists()
     rows = {r["family"]: r for r in json.loads(options.json.read_text())} if kept else {}
-    families = options.families or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *TEXT_OF_IMAGES})
+    families = options.families or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_LANGUAGE_FAMILIES})
     for i, family in enumerate(families):
         if family in rows and not options.families:
             continue

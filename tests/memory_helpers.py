@@ -3,7 +3,7 @@
 import pytest
 
 from kit.config.recipe import Recipe
-from kit.memory.shortage import explain
+from kit.memory.out_of_memory import explain
 from kit.strategy.strategies import DDP, SINGLE
 from kit.strategy.topology import Topology
 from kit.system.phases import TRAINING

@@ -240,7 +240,7 @@ def test_accelerate_launch_passes_the_strategy_in_variables_with_known_prefixes(
 
 
 def test_messages_of_allocators_have_the_requested_bytes():
-    """kit/system/errors.py and shortage.py know by these words that memory ran out, and what was asked for."""
+    """kit/system/errors.py and kit/memory/out_of_memory.py match these messages."""
     import numpy as np
 
     with pytest.raises(RuntimeError, match=r"DefaultCPUAllocator: can't allocate memory.* allocate \d+ bytes"):
@@ -256,7 +256,7 @@ def test_messages_of_allocators_have_the_requested_bytes():
 
 
 def test_what_only_a_gpu_calls_exists_with_the_arguments_it_is_given():
-    """kit/memory/shortage.py and kit/run/log.py; kit/model/layers/attention.py calls the kernel."""
+    """kit/memory/out_of_memory.py and kit/run/log.py; kit/model/layers/attention.py calls the kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     names = "is_available current_device_index max_memory_allocated memory_allocated memory_reserved get_memory_info"

@@ -14,7 +14,7 @@ from kit.cli.main import COMMANDS
 from kit.config.command_line import read_command_line
 from kit.config.commands import COMMANDS as SCRIPTS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
-from kit.tools.plan.ask import OWN, read_ask
+from kit.tools.plan.request import OWN, read_plan_request
 
 MADE = {"two.yaml"}  # docs/multi-node-and-debugging.md shows how to make it
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,7 +44,7 @@ def check(command, where, tmp_path, monkeypatch):
         if words[0] == "kit":
             assert words[1] in (*SCRIPTS, *COMMANDS) or words[1].startswith("--"), where
         if words[:2] == ["kit", "plan"]:
-            read_ask(words[2:])
+            read_plan_request(words[2:])
         if words[:2] == ["kit", "train"]:
             words[:2] = ["recipes/finetune.py"]
         if words[:2] == ["kit", "score"]:

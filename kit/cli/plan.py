@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from kit.memory.fit import FOR_TEACHER
 from kit.system.console import announce_wait, show
 from kit.system.visible import joined
-from kit.tools.plan.ask import OWN, Ask, read_ask
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
+from kit.tools.plan.request import OWN, PlanRequest, read_plan_request
 from kit.tools.plan.search import Option, options, recommend
 from kit.tools.plan.shown_plan import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
 
@@ -29,26 +29,26 @@ NOTE = "Planned by formulas, not measured (docs/memory-and-speed.md)."
 
 def run(argv: list[str]) -> int:
     """Print the plan. Raises ``UserError`` with all problems."""
-    ask = read_ask(argv)
-    show(joined([*_plan(ask), "", NOTE]))
+    request = read_plan_request(argv)
+    show(joined([*_plan(request), "", NOTE]))
     return 0
 
 
-def _plan(ask: Ask) -> list[str]:
+def _plan(request: PlanRequest) -> list[str]:
     """The recommended configuration with its memory, time and command, and the table of all configurations."""
-    base, recipe = ask.workload, ask.recipe
-    data = _data(ask)
+    base, recipe = request.workload, request.recipe
+    data = _data(request)
     if data and base.shape.tower:
         base = replace(base, image_tokens=data.train.image_tokens(recipe.max_length if recipe.packing else None))
-    found = options(base, ask.gpu, recipe.global_batch_size, ask.only)
+    found = options(base, request.gpu, recipe.global_batch_size, request.only)
     best = recommend(found, recipe.method)
-    where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
-    where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
-    where += "" if ask.gpu.bf16 else "; in float32, because it has no bf16"
-    title = f"{ask.shape.name}, {ask.shape.num_parameters:,} parameters; {rows_of(base)}"
+    where = f"{base.num_gpus} x {request.gpu.name}, {gib(request.gpu.memory)} each"
+    where += f", host memory {gib(request.gpu.host)}" if math.isfinite(request.gpu.host) else ""
+    where += "" if request.gpu.bf16 else "; in float32, because it has no bf16"
+    title = f"{request.shape.name}, {request.shape.num_parameters:,} parameters; {rows_of(base)}"
     if best is None:
         none = "Nothing fits. Try a smaller --max_length, a smaller model, or more GPUs or host memory."
-        return [title, where, "", *ways(found), "", f"{none} {FOR_TEACHER}." if ask.teacher else none]
+        return [title, where, "", *ways(found), "", f"{none} {FOR_TEACHER}." if request.teacher else none]
     own = best.workload
     host = gib(sum(best.memory.host.values()))
     lines = [
@@ -60,9 +60,9 @@ def _plan(ask: Ask) -> list[str]:
     if own.method != recipe.method:
         lines[-1] += f", since {recipe.method} does not fit"
     lines += [
-        *time_lines(best, recipe.max_steps, ask.price, _lengths(data, ask, best)),
+        *time_lines(best, recipe.max_steps, request.price, _lengths(data, request, best)),
         "",
-        "    " + command(best, ask),
+        "    " + command(best, request),
     ]
     if note := own_config(own):
         lines.append(f"    {note}")
@@ -77,17 +77,17 @@ def _plan(ask: Ask) -> list[str]:
     ]
 
 
-def _data(ask: Ask) -> "Data | None":
+def _data(request: PlanRequest) -> "Data | None":
     """The data that were given as a flag; None without the flag, and of rollouts, whose rows the model writes."""
-    if "dataset" not in ask.typed or ask.recipe.rolls_out:
+    if "dataset" not in request.typed or request.recipe.rolls_out:
         return None
-    announce_wait(f"counting the tokens of {ask.recipe.dataset}")
-    return read_training_data(ask.recipe, ask.shape.vocab_size, ask.shape.tower is not None)
+    announce_wait(f"counting the tokens of {request.recipe.dataset}")
+    return read_training_data(request.recipe, request.shape.vocab_size, request.shape.tower is not None)
 
 
-def _lengths(data: "Data | None", ask: Ask, option: Option) -> Lengths | None:
+def _lengths(data: "Data | None", request: PlanRequest, option: Option) -> Lengths | None:
     """Count the tokens of ``data``, as rows of ``option``."""
     if data is None:
         return None
-    recipe = ask.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
+    recipe = request.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
     return measure_lengths(data, recipe, option.workload.num_data_ranks)

@@ -28,7 +28,7 @@ class Guard(Watch):
         """
         Args:
             timeout_seconds: as ``ddp_timeout``.
-            explain_memory: ``kit.memory.shortage.explain``, which gets the error, model, optimiser and phase.
+            explain_memory: ``kit.memory.out_of_memory.explain``, which gets the error, model, optimiser and phase.
             trains: the same command resumes from a checkpoint.
         """
         super().__init__(accelerator, open_store(), timeout_seconds, trains)

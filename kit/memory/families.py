@@ -28,12 +28,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tied": True,
         "num_norms": 4,
         "norm_of_heads": "head",
-        "sequence_parallel_works": False,
+        "supports_sequence_parallelism": False,
     },
     "phi3": {"fused": True},
     "smollm3": {"bias_key": "attention_bias", "tied": True},
     "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
-    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "sequence_parallel_works": False},
+    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "supports_sequence_parallelism": False},
 }
 # The text of models that read images, by what their files call it, and what files leave out.
 _TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
@@ -105,13 +105,14 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
-        sequence_parallel_works=family_values.pop("sequence_parallel_works", not _looks_along_rows(config)) and tower is None,
+        supports_sequence_parallelism=family_values.pop("supports_sequence_parallelism", not _needs_whole_rows(config))
+        and tower is None,
         tower=tower,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )
 
 
-def _looks_along_rows(config: Mapping[str, Any]) -> bool:
+def _needs_whole_rows(config: Mapping[str, Any]) -> bool:
     """Whether a window, or rope that the longest row sets, forbids it (``kit.model.layers.sequence_parallel``)."""
     has_windows = config.get("sliding_window") and config.get("use_sliding_window", True)
     rope = config.get("rope_parameters") or config.get("rope_scaling")

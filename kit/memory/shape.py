@@ -93,7 +93,7 @@ class Shape:
     gated: bool = True  # whether the feed-forward part multiplies two tensors
     layer_norm: bool = False  # norms with a bias
     rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
-    sequence_parallel_works: bool = True  # whether sequence parallelism works: no sliding window, no dynamic RoPE
+    supports_sequence_parallelism: bool = True  # whether sequence parallelism works: no sliding window, no dynamic RoPE
     tower: Tower | None = None
 
     @cached_property

@@ -1,7 +1,7 @@
 """Bytes of the parts of a run: of a trained weight, its gradient, a 4-bit weight, a weight in ``final/``.
 
 The only home of these numbers: formulas (``kit.memory.formulas``) and the report after running out
-(``kit.memory.shortage``) count with them.
+(``kit.memory.out_of_memory``) count with them.
 """
 
 import math

@@ -215,7 +215,7 @@ class Images:
         return {name: value for name, value in processed.items() if name in self._accepted}
 
     @cached_property
-    def _unseen(self) -> dict[str, torch.Tensor]:
+    def _dummy(self) -> dict[str, torch.Tensor]:
         from PIL import Image as pil
 
         return self._tower_inputs(self._process([pil.new("RGB", (64, 64))])[0])
@@ -239,7 +239,7 @@ class Images:
             if text != self.of(image.height, image.width):
                 found = f"an image of {image.width} x {image.height} pixels has other placeholders than its header said"
                 raise UserError(origin, found)
-        tower = self._tower_inputs(processed) if flat else self._unseen
+        tower = self._tower_inputs(processed) if flat else self._dummy
         counts = [len(each) for each in images]
         ids = torch.from_numpy(input_ids)
         return {
@@ -310,5 +310,5 @@ class Images:
         name = next((n for n in ("mm_token_type_ids", "token_type_ids") if n in self._accepted), "")
         kinds = (input_ids == self.placeholder_id).long()
         if not flat:
-            return {"unseen_images": self._unseen} | ({name: kinds} if name == "token_type_ids" else {})
+            return {"dummy_images": self._dummy} | ({name: kinds} if name == "token_type_ids" else {})
         return self._tower_inputs(self._decoded(flat)[0]) | ({name: kinds} if name else {})

@@ -12,7 +12,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 
-def how_to_generate(
+def sampling_arguments(
     temperature: float | None, top_p: float | None, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int
 ) -> dict[str, Any]:
     """Return the arguments of ``generate`` that choose the tokens.
@@ -27,16 +27,16 @@ def how_to_generate(
         return {"do_sample": False}
     processors: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
     processors += [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
-    drawing = Drawing(seed, numbers, prompt_length)
+    drawing = SeededSampler(seed, numbers, prompt_length)
     # ``do_sample`` would draw from one generator for the whole batch. The processors leave a single token to choose.
     return {"do_sample": False, "logits_processor": LogitsProcessorList([*processors, drawing])}
 
 
-class Drawing(LogitsProcessor):
+class SeededSampler(LogitsProcessor):
     """Samples a token of each row from its probabilities, by one random number per row and position."""
 
     def __init__(self, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int) -> None:
-        """See ``how_to_generate``."""
+        """See ``sampling_arguments``."""
         self._keys = [(seed, *pair) for pair in numbers]
         self._prompt_length = prompt_length
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from kit.data.chat.tokens import ImageCodec
 from kit.data.read.image_files import Image
-from kit.model.sampling import how_to_generate
+from kit.model.sampling import sampling_arguments
 
 
 class Request(NamedTuple):
@@ -59,7 +59,7 @@ def generate_answers(
     Args:
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
-        temperature: None: greedily; see ``how_to_generate``, also for ``top_p`` and ``seed``.
+        temperature: None: greedily; see ``sampling_arguments``, also for ``top_p`` and ``seed``.
         image_codec: None: no request has an image.
     """
     rows = [torch.tensor(request.ids, dtype=torch.long) for request in requests]
@@ -74,7 +74,7 @@ def generate_answers(
         use_cache=True,
         pad_token_id=pad_token_id,
         eos_token_id=sorted(stops) or None,
-        **how_to_generate(temperature, top_p, seed, [request.key for request in requests], length),
+        **sampling_arguments(temperature, top_p, seed, [request.key for request in requests], length),
         **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
     )
     return [

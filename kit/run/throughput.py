@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kit.memory.operations import model_operations_per_token
-from kit.memory.shortage import peak_bytes
+from kit.memory.out_of_memory import peak_bytes
 
 if TYPE_CHECKING:
     from kit.data.feed.data_ranks import Ranks

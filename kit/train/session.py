@@ -5,7 +5,7 @@ from functools import partial
 
 from kit.config.recipe import Recipe
 from kit.failures.guard import Guard
-from kit.memory.shortage import explain
+from kit.memory.out_of_memory import explain
 from kit.strategy.accelerator import start
 from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology

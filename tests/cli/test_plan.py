@@ -9,12 +9,12 @@ import pytest
 from helpers import ROOT
 
 from kit.cli.main import main
-from kit.tools.plan import ask
+from kit.tools.plan import request
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(ask, "this_machine", lambda: None)
+    monkeypatch.setattr(request, "this_machine", lambda: None)
 
 
 def printed(capsys, words):

@@ -10,7 +10,7 @@ from memory_helpers import ON_CPU, make, placed
 
 from kit.failures import exits
 from kit.failures.guard import Guard
-from kit.memory import shortage
+from kit.memory import out_of_memory
 from kit.system import phases
 from kit.system.errors import UserError
 
@@ -19,7 +19,7 @@ from kit.system.errors import UserError
 def guard(monkeypatch):
     """A guard of one process; what it has to explain is forgotten after the test."""
     monkeypatch.setattr(exits, "_explainers", list(exits._explainers))
-    explain = partial(shortage.explain, recipe=make(method="full"), topology=placed())
+    explain = partial(out_of_memory.explain, recipe=make(method="full"), topology=placed())
     return Guard(SimpleNamespace(process_index=0, num_processes=1), 60, explain)
 
 

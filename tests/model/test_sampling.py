@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 
-from kit.model.sampling import how_to_generate
+from kit.model.sampling import sampling_arguments
 
 
 def draw(scores, numbers, **changes):
-    """The token that is drawn for each row, after the warpers of ``how_to_generate``."""
+    """The token that is drawn for each row, after the warpers of ``sampling_arguments``."""
     asked = {"temperature": 1.0, "top_p": None, "seed": 1, **changes}
-    (_, processors) = how_to_generate(**asked, numbers=numbers, prompt_length=3).values()
+    (_, processors) = sampling_arguments(**asked, numbers=numbers, prompt_length=3).values()
     scores = torch.tensor(scores).expand(len(numbers), -1)
     return processors(torch.zeros(len(numbers), 3, dtype=torch.long), scores).argmax(dim=-1)
 

@@ -112,7 +112,7 @@ class MicroBatch:
         }
         of_images: dict[str, Any] = dict(self.token_inputs)
         if self.tower_inputs:
-            of_images |= self.tower_inputs if self.num_images else {"unseen_images": self.tower_inputs}
+            of_images |= self.tower_inputs if self.num_images else {"dummy_images": self.tower_inputs}
         if self.cu_seq_lens is None:
             return inputs | {"attention_mask": self.attention_mask} | of_images
         inputs |= {

@@ -41,7 +41,7 @@ from kit.model.layers.compile import compiled as graph_of
 from kit.model.layers.embedding_noise import changed_embeddings
 from kit.model.layers.packs import has_alibi, install_packs, masks_of_packs
 from kit.model.layers.sequence_group import SequenceGroup
-from kit.model.layers.sequence_parallel import SharedRows
+from kit.model.layers.sequence_parallel import SequenceSlice
 from kit.model.pretrained.heads import head_of
 from kit.system.errors import UserError
 
@@ -73,7 +73,7 @@ def install_loss_head(
     loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
-    - ``unseen_images``: arguments of the tower of a model that reads images. It computes them, and nothing depends on
+    - ``dummy_images``: arguments of the tower of a model that reads images. It computes them, and nothing depends on
       the result: so a rank without an image has the collectives, and the zero gradients, of those with some. A call
       without ``targets`` takes it too.
     - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
@@ -135,26 +135,26 @@ def install_loss_head(
     ) -> Any:
         if targets is None:
             model_losses.begin_packs(None)
-            unseen = kwargs.pop("unseen_images", None)
-            is_prompt = unseen is not None and kwargs["input_ids"].shape[1] > 1
-            with changed_embeddings(self, model_losses.with_unseen(None, unseen if is_prompt else None)):
+            dummy = kwargs.pop("dummy_images", None)
+            is_prompt = dummy is not None and kwargs["input_ids"].shape[1] > 1
+            with changed_embeddings(self, model_losses.with_dummy_images(None, dummy if is_prompt else None)):
                 return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
-        unseen = kwargs.pop("unseen_images", None)
+        dummy = kwargs.pop("dummy_images", None)
         shared = model_losses.share(self, wanted, kwargs)
         if shared and change_embeddings:
             change_embeddings = shared.change(change_embeddings)
-        with changed_embeddings(self, model_losses.with_unseen(change_embeddings, unseen)):
+        with changed_embeddings(self, model_losses.with_dummy_images(change_embeddings, dummy)):
             losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs, shared)
         return (losses, router_loss) if with_router_loss else losses
 
     # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
     signature: Any = inspect.signature(plain_model_forward)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    unseen = inspect.Parameter("unseen_images", inspect.Parameter.KEYWORD_ONLY, default=None)
+    dummy = inspect.Parameter("dummy_images", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = [itself, *signature.parameters.values()]
     is_last = parameters[-1].kind == inspect.Parameter.VAR_KEYWORD
-    parameters.insert(len(parameters) - is_last, unseen)
+    parameters.insert(len(parameters) - is_last, dummy)
     model_forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     if head is not None:
         head.forward = MethodType(head_forward, head)
@@ -169,7 +169,7 @@ class _Wanted(NamedTuple):
     target_values: TargetValues | None  # instead of the losses
     router_loss: bool
 
-    def at(self, shared: SharedRows) -> "_Wanted":
+    def at(self, shared: SequenceSlice) -> "_Wanted":
         """What is asked of this process, which has some of the targets."""
         of_own: TargetValues | None = None
         if of_whole := self.target_values:
@@ -309,7 +309,7 @@ class _ModelLosses:
         self._router_aux_loss_coef = router_aux_loss_coef
 
     def __call__(
-        self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any, shared: SharedRows | None
+        self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any, shared: SequenceSlice | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the loss of each target, float32 [S], or its values; and the routers' loss, if it is asked for."""
         if shared:
@@ -354,23 +354,23 @@ class _ModelLosses:
             losses = head(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return shared.gather(losses) if shared else losses, self._router_loss(aux_loss)
 
-    def share(self, model: Any, wanted: _Wanted, kwargs: dict[str, Any]) -> SharedRows | None:
+    def share(self, model: Any, wanted: _Wanted, kwargs: dict[str, Any]) -> SequenceSlice | None:
         """Return this process's part of the rows; None if it computes them whole."""
         if self._sequence_group is None or model.uses_own_logits:
             return None
-        return SharedRows(self._sequence_group, kwargs["input_ids"], wanted.target_positions)
+        return SequenceSlice(self._sequence_group, kwargs["input_ids"], wanted.target_positions)
 
-    def with_unseen(self, change: ChangeEmbeddings | None, unseen: Any) -> ChangeEmbeddings | None:
-        """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``unseen``.
+    def with_dummy_images(self, change: ChangeEmbeddings | None, dummy: Any) -> ChangeEmbeddings | None:
+        """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``dummy``.
 
         There the tower runs between embedding and layers, as it does for images that are seen: so sharded weights are
         gathered, and gradients reduced, in the same order on all ranks.
         """
-        if unseen is None:
+        if dummy is None:
             return change
 
         def changed(embeddings: torch.Tensor) -> torch.Tensor:
-            seen = self._decoder.get_image_features(**unseen, return_dict=True)
+            seen = self._decoder.get_image_features(**dummy, return_dict=True)
             features = tree_leaves([seen.pooler_output, getattr(seen, "deepstack_features", None)])
             zero = 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
             embeddings = embeddings if change is None else change(embeddings)

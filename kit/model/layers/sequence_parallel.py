@@ -50,7 +50,7 @@ def indices(mask: torch.Tensor) -> torch.Tensor:
     return mask.nonzero()[:, 0]
 
 
-class SharedRows:
+class SequenceSlice:
     """This process's part of the rows of one micro-batch.
 
     The host waits for the device once, to learn how many targets are here.

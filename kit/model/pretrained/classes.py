@@ -13,7 +13,7 @@ from kit.model.pretrained.heads import class_of_head
 
 # Families of models of text and images that ``benchmarks/families.py`` has found right on text. Others need an image in
 # each row (BLIP, Idefics, Kosmos 2), have an encoder for text (Florence 2), or let tokens attend to later ones.
-TEXT_OF_IMAGES = frozenset(
+VISION_LANGUAGE_FAMILIES = frozenset(
     """
     aria aya_vision cohere2_vision cosmos3_omni deepseek_vl deepseek_vl_hybrid emu3 ernie4_5_vl_moe
     glm46v glm4v glm4v_moe glm_ocr glmga got_ocr2 granite_docling hyperclovax_vision_v2 idefics2 idefics3 inkling2
@@ -34,7 +34,7 @@ def auto_class(config: Any) -> Any:
     if of_head := class_of_head(config):
         return of_head
     whole = _class_of_images(config)
-    if whole is None or config.model_type not in TEXT_OF_IMAGES:
+    if whole is None or config.model_type not in VISION_LANGUAGE_FAMILIES:
         return AutoModelForCausalLM
     is_named = whole.__name__ in (config.architectures or ())
     return (

@@ -84,20 +84,22 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
                 tiled = replace(offloaded, tiled_mlp=True, fuses=False)
                 best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
                 best = best or tuned(tiled, gpu, global_batch_size)
-                for size in sharing_sizes(base)[1:] if base.sequence_parallel_size == 1 else ():
+                for size in sequence_parallel_sizes(base)[1:] if base.sequence_parallel_size == 1 else ():
                     best = best or tuned(replace(offloaded, sequence_parallel_size=size), gpu, global_batch_size)
                 found.append(best or try_out(least(tiled, global_batch_size), gpu))
     return found
 
 
-def sequence_parallel_works(workload: Workload) -> bool:
+def supports_sequence_parallelism(workload: Workload) -> bool:
     """Return whether all its models support sequence parallelism."""
-    return not workload.eager and all(each.sequence_parallel_works for each in (workload.shape, workload.teacher) if each)
+    return not workload.eager and all(
+        each.supports_sequence_parallelism for each in (workload.shape, workload.teacher) if each
+    )
 
 
-def sharing_sizes(workload: Workload) -> list[int]:
+def sequence_parallel_sizes(workload: Workload) -> list[int]:
     """Return the possible sizes of a sequence-parallel group: 1, and the divisors of the heads of all models."""
-    if not sequence_parallel_works(workload):
+    if not supports_sequence_parallelism(workload):
         return [1]
     most = min(workload.num_gpus, workload.gpus_per_machine)
     counts = [workload.num_gpus, *(each.num_heads for each in (workload.shape, workload.teacher) if each)]

@@ -10,9 +10,9 @@ from kit.memory.fit import MARGIN, checkpointing_word
 from kit.memory.formulas import Memory
 from kit.memory.operations import forward_operations_per_token, operations_per_token
 from kit.memory.workload import Workload
-from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
-from kit.tools.plan.search import Option, longest_row, sharing_sizes
+from kit.tools.plan.request import PlanRequest
+from kit.tools.plan.search import Option, longest_row, sequence_parallel_sizes
 from kit.tools.plan.speed import writing_seconds
 from kit.tools.text_table import text_table
 from kit.tools.typed import typed
@@ -75,7 +75,7 @@ def parts(memory: Memory) -> list[str]:
     return lines
 
 
-def command(option: Option, ask: Ask) -> str:
+def command(option: Option, request: PlanRequest) -> str:
     """The command that runs ``option``."""
     own = option.workload
     words = command_of("finetune.py").split()
@@ -83,8 +83,8 @@ def command(option: Option, ask: Ask) -> str:
         words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
     elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
         words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
-    if ask.recipe_name:
-        words += ["--recipe", ask.recipe_name]
+    if request.recipe_name:
+        words += ["--recipe", request.recipe_name]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
     if own.sequence_parallel_size > 1:
@@ -99,20 +99,20 @@ def command(option: Option, ask: Ask) -> str:
     }
     if own.tiled_mlp:
         chosen["torch_compile"] = False
-    taken = ask.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
+    taken = request.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
     base = {key: info.get_default(call_default_factory=True) for key, info in Recipe.model_fields.items()}
-    if ask.recipe_name:
-        base = ask.recipe.model_dump(mode="json", exclude_none=True)  # the file with what was typed
+    if request.recipe_name:
+        base = request.recipe.model_dump(mode="json", exclude_none=True)  # the file with what was typed
     for key in Recipe.model_fields:
         # The data are named even where the recipe has some, which are not the user's own.
-        if key in ask.typed or key == "dataset" or taken.get(key) != base.get(key):
+        if key in request.typed or key == "dataset" or taken.get(key) != base.get(key):
             words += [f"--{key}", typed(key, taken.get(key))]
     return shlex.join(words)
 
 
 def longest_rows(option: Option) -> list[str]:
     """The longest sequences that fit, one line for all sizes of the sequence-parallel group."""
-    found = {size: longest_row(option, size) for size in sharing_sizes(option.workload)}
+    found = {size: longest_row(option, size) for size in sequence_parallel_sizes(option.workload)}
     alone, *parallel = (f"{length:,} with {size}" for size, length in found.items())
     if not parallel:
         return []

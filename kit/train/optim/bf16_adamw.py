@@ -86,10 +86,10 @@ def _update(parts: list[torch.Tensor], group: dict[str, Any], step: int, key: tu
         # Weight and first moment share bits: each has the right mean, and the next step draws others.
         low, high = bits & 0xFFFF, (bits >> 16) & 0xFFFF
         for chunk, exact, noise in zip(chunks, (weight, first, second), (low, low, high), strict=False):
-            chunk.copy_(round_at_random(exact, noise))
+            chunk.copy_(stochastic_round(exact, noise))
 
 
-def round_at_random(exact: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def stochastic_round(exact: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Round finite float32 values, in place, to values that bf16 has.
 
     Args:

@@ -107,13 +107,13 @@ def can_skip(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
     return fused and bool(optimizer.state) and optimizer.param_groups[0]["params"][0].device.type == device.type
 
 
-def step_unless(optimizer: torch.optim.Optimizer, is_spoilt: torch.Tensor) -> None:
-    """Update the weights unless ``is_spoilt``, a bool [] on their device, which the host need not know.
+def step_unless(optimizer: torch.optim.Optimizer, found_inf: torch.Tensor) -> None:
+    """Update the weights unless ``found_inf``, a bool [] on their device, which the host need not know.
 
     If it is true, weights and state keep every bit. ``can_skip`` says of which optimisers this holds.
     """
     plain: Any = getattr(optimizer, "optimizer", optimizer)  # in Accelerate's wrapper
-    plain.found_inf = is_spoilt.float()  # torch's name, by which its GradScaler does the same
+    plain.found_inf = found_inf.float()  # torch's name, by which its GradScaler does the same
     try:
         optimizer.step()
     finally:

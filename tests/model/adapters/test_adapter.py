@@ -104,7 +104,7 @@ def test_kinds_and_options_that_do_not_fit_are_named(recipe, adapter):
         # peft would take another size
         ({"adapter_type": "oft", "adapter_options": "oft_block_size=24"}, ("Invalid `oft_block_size` (24)",)),
         ({"adapter_type": "loha", "method": "qlora"}, ("does not work on a 4-bit base",)),
-        ({"adapter_name_or_path": str(adapter()), "adapter_type": "oft"}, ("adapter of LORA", "--adapter_type lora")),
+        ({"adapter_name_or_path": str(adapter()), "adapter_type": "oft"}, ("LORA adapter", "--adapter_type lora")),
         ({"adapter_name_or_path": str(adapter(use_dora=True)), "method": "qlora"}, ("use_dora", "--method lora")),
     ]
     for settings, words in cases:

@@ -8,15 +8,15 @@ import pytest
 from helpers import ROOT
 
 from kit.config.command_line import read_command_line
-from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import Lengths
+from kit.tools.plan.request import read_plan_request
 from kit.tools.plan.search import options, recommend, try_out
 from kit.tools.plan.shown_plan import command, own_config, time_lines
 
 
 def planned(*words, gpu="24GiB"):
-    ask = read_ask([*words, "--gpu", gpu])
+    ask = read_plan_request([*words, "--gpu", gpu])
     found = options(ask.workload, ask.gpu, ask.recipe.global_batch_size, ask.only)
     return ask, found, recommend(found, ask.recipe.method)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.train.optim.bf16_adamw import AdamWBF16, random_bits, round_at_random
+from kit.train.optim.bf16_adamw import AdamWBF16, random_bits, stochastic_round
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def test_the_mean_over_all_random_bits_is_the_exact_value():
     for value in [1.001, -1.001, 3.14159e-5, -7e20, 1e-39, 0.0]:
         noise = torch.arange(1 << 16, dtype=torch.int32)
         exact = torch.full((1 << 16,), value)
-        rounded = round_at_random(exact.clone(), noise)
+        rounded = stochastic_round(exact.clone(), noise)
         assert torch.equal(rounded, rounded.to(BF16).float()), value
         assert rounded.unique().numel() == (2 if value else 1), value
         assert abs(rounded.double().mean().item() - exact[0].double().item()) <= abs(value) * 2**-23, value

@@ -14,7 +14,7 @@ from kit.system.console import Parser
 from kit.system.errors import Problem, UserError, counted, raise_if
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
 from kit.tools.plan.models import MODEL, find_shape, shipped_id
-from kit.tools.plan.search import sequence_parallel_works, sharing_sizes, strategies
+from kit.tools.plan.search import sequence_parallel_sizes, strategies, supports_sequence_parallelism
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
@@ -25,7 +25,7 @@ OWN = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class PlanRequest:
     """A parsed command line: what to plan, and for which GPUs."""
 
     recipe: Recipe
@@ -53,7 +53,7 @@ class Ask:
         )
 
 
-def read_ask(argv: list[str]) -> Ask:
+def read_plan_request(argv: list[str]) -> PlanRequest:
     """Parse the words after ``kit plan``. Raises ``UserError``."""
     parser = Parser(prog="kit plan", add_help=False, allow_abbrev=False)
     parser.add_argument("--model")
@@ -76,32 +76,32 @@ def read_ask(argv: list[str]) -> Ask:
         words = [*words, "--model_name_or_path", shipped_id(model) or model]
     if not names & {"recipe", "dataset"}:
         words = [*words, "--dataset", "my.jsonl"]
-    request = read_command_line(words)
-    raise_if(request.problems)
-    recipe = request.recipe
+    parsed = read_command_line(words)
+    raise_if(parsed.problems)
+    recipe = parsed.recipe
     assert recipe is not None
     shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
-    config = request.launch.config
-    ask = Ask(
+    config = parsed.launch.config
+    request = PlanRequest(
         recipe=recipe,
-        recipe_name=request.launch.recipe,
+        recipe_name=parsed.launch.recipe,
         shape=shape,
         teacher=find_shape(recipe.teacher, "teacher") if recipe.teacher else None,
         only=config.removesuffix(".yaml") if config else None,
         typed=frozenset([*names & set(Recipe.model_fields), *([MODEL] if model is not None else [])]),
         gpu=gpu,
         num_gpus=num,
-        sequence_parallel_size=request.launch.sequence_parallel_size or 1,
+        sequence_parallel_size=parsed.launch.sequence_parallel_size or 1,
         gpus_per_machine=per_machine,
         price=own.price,
     )
-    raise_if(_refused(ask))
-    return ask
+    raise_if(_refused(request))
+    return request
 
 
-def _refused(ask: Ask) -> Iterator[Problem]:
+def _refused(request: PlanRequest) -> Iterator[Problem]:
     """A problem for each setting that no formula covers, or with which a run on these GPUs would be refused."""
-    recipe, shape, gpu, num = ask.recipe, ask.shape, ask.gpu, ask.num_gpus
+    recipe, shape, gpu, num = request.recipe, request.shape, request.gpu, request.num_gpus
     fix = "plan without it; the report of a run with --max_steps 2 shows the measured peak"
     yield from (Problem(key, "not covered by the formulas of the plan", fix=fix) for key in uncovered(recipe, shape))
     if shape.max_positions and recipe.max_length > shape.max_positions:
@@ -111,11 +111,11 @@ def _refused(ask: Ask) -> Iterator[Problem]:
             found,
             fix=f"--max_length {shape.max_positions}; or docs/models.md#context-extension-rope-scaling",
         )
-    sharing = ask.sequence_parallel_size
-    if sharing not in (sizes := sharing_sizes(ask.workload)):
-        on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
+    sharing = request.sequence_parallel_size
+    if sharing not in (sizes := sequence_parallel_sizes(request.workload)):
+        on_machines = f", {request.gpus_per_machine} a machine," if num > request.gpus_per_machine else ""
         found = f"{sharing}, of {counted(num, 'GPU')}{on_machines} and {shape.num_heads} attention heads"
-        if not sequence_parallel_works(ask.workload):
+        if not supports_sequence_parallelism(request.workload):
             found = f"{sharing}, but this model does not support sequence parallelism"
         yield Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}")
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):
@@ -129,7 +129,7 @@ def _refused(ask: Ask) -> Iterator[Problem]:
     if recipe.optim == "adamw_bf16" and not gpu.bf16:
         found = f"adamw_bf16, but {gpu.name} has no bf16"
         yield Problem("--optim", found, fix="--optim adamw_torch_fused")
-    own = [way.config for way in strategies(ask.workload)]
-    if ask.only and ask.only not in own:
-        found = f"{ask.only}, with {recipe.method} and {recipe.optim} on {counted(num, 'GPU')}"
+    own = [way.config for way in strategies(request.workload)]
+    if request.only and request.only not in own:
+        found = f"{request.only}, with {recipe.method} and {recipe.optim} on {counted(num, 'GPU')}"
         yield Problem("--config", found, f"one of {', '.join(own)}")

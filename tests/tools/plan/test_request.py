@@ -3,9 +3,9 @@
 import pytest
 
 from kit.system.errors import UserError
-from kit.tools.plan import ask as module
-from kit.tools.plan.ask import read_ask
+from kit.tools.plan import request as module
 from kit.tools.plan.hardware import GPUS
+from kit.tools.plan.request import read_plan_request
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,7 @@ def no_gpu(monkeypatch):
 
 
 def ask(words):
-    return read_ask(words.split())
+    return read_plan_request(words.split())
 
 
 def wrong(words):

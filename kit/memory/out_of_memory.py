@@ -38,7 +38,7 @@ _SETTINGS = (
     ("async_save", "false", "training waits for each save; frees host memory"),
     ("gradient_checkpointing", "true", "about a third more compute; the same maths"),
     ("activation_offload", "true", "with gradient_checkpointing: host memory, and copies to it"),
-    ("config", "fsdp", "several GPUs: shards weights, gradients and optimiser state"),
+    ("config", "fsdp", "several GPUs: shards weights, gradients, optimiser"),
     ("optim", "adamw_8bit", "other rounding; a quarter of the state; not with --config fsdp"),
     ("method", "qlora", "trains adapters only, on a base quantised to 4 bits"),
 )

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from kit.checkpoint import save as saver
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import Recipe
-from kit.memory import shortage
+from kit.memory import out_of_memory
 from kit.memory.formulas import FOUR_BIT, FROZEN, GRADIENTS, LOGITS, OPTIMISER, TRAINABLE, Memory
-from kit.memory.shortage import COMPONENTS, components, explain
+from kit.memory.out_of_memory import COMPONENTS, components, explain
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.run.identity import identity
@@ -130,7 +130,7 @@ def test_what_was_taken_stands_beside_what_was_planned():
     """The parts add up to the peak, in both columns."""
     held = dict.fromkeys(COMPONENTS, 0) | {FROZEN: 3 * GIB, TRAINABLE: GIB}
     planned = Memory(components={TRAINABLE: GIB, FROZEN: GIB, FOUR_BIT: GIB, OPTIMISER: GIB, LOGITS: GIB}, moment="")
-    assert [re.split(" {2,}", line) for line in shortage._table(held, 10 * GIB, planned)] == [
+    assert [re.split(" {2,}", line) for line in out_of_memory._table(held, 10 * GIB, planned)] == [
         ["", "taken", "planned"],
         ["frozen weights", "3.00 GiB", "2.00 GiB"],
         ["trainable weights", "1.00 GiB", "1.00 GiB"],
@@ -138,7 +138,7 @@ def test_what_was_taken_stands_beside_what_was_planned():
         ["activations, logits, the rest", "6.00 GiB", "1.00 GiB"],
         ["peak of this process", "10.00 GiB", "5.00 GiB"],
     ]
-    assert len(shortage._table(held, 10 * GIB, None)) == 5
+    assert len(out_of_memory._table(held, 10 * GIB, None)) == 5
 
 
 # --- what helps
