@@ -56,7 +56,7 @@ def open_data(
     Args:
         vocab_size: rows of the model's embedding.
         global_batch_size: samples, or packs, of one step.
-        kind: what the rows hold, as the objective asks for it.
+        kind: the dataset type that the objective needs.
         rollout_steps: steps on the model's own answers to one batch of prompts (GRPO); 0: on those of the data.
         images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
 

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.data.chat.conversation import Conversation
-from kit.data.chat.shown import THINK, check_answer, check_shown, thought_of
+from kit.data.chat.shown import THINK, check_answer, check_shown, inline_reasoning
 from kit.data.chat.template import AS_CONTENT, BLOCKS, OTHER_TEMPLATE, Messages, Span, Template
 from kit.data.chat.turn_ends import Stops
 from kit.system.errors import UserError
 
 MOVED = "the chat template writes the text before an answer differently from the generation prompt, which is used"
-OPEN_THOUGHT = (
+OPEN_THINK = (
     "the generation prompt opens a <think> block that the answer never closes, so all of it is trained on as reasoning"
 )
-EMPTY_THOUGHT = (
-    "an answer without reasoning closes the generation prompt's <think> block at once, and this is trained on"
-)
+EMPTY_THINK = "an answer without reasoning closes the generation prompt's <think> block at once, and this is trained on"
 OTHER_PROMPT = (
     "the chat template's {% generation %} blocks mark an answer after another text than the generation prompt"
 )
@@ -85,7 +83,7 @@ class AnswerFinder:
             spans = [(start, self._end(text, prompt, whole, conversation, i))]
         answer = text[start : spans[-1][1]]
         check_answer(self._template, answer, conversation.messages[i], i)
-        remarks += _thought_remarks(prompt, answer)
+        remarks += _think_remarks(prompt, answer)
         if not is_marked:
             self._check_one_turn(answer, conversation.messages[i], i)
         elif all(left != start for left, _ in spans):
@@ -121,7 +119,7 @@ class AnswerFinder:
         if self._stops.ends_turn(text, start, end):
             return answer
         longer = self._followed(conversation, i)
-        # Its reasoning may be gone there, so what is looked for is the last that it says.
+        # Its reasoning may be gone there, so its last part is looked for.
         tail = text[_start_of_last_part(text, start, end, conversation.messages[i]) : end]
         at = longer.find(tail, max(0, _num_shared(longer, text[:end]) - len(tail)))
         while at >= 0:
@@ -198,7 +196,7 @@ class AnswerFinder:
         Returns this text, and where the answer begins in ``text``; None if it has only the end of the answer.
 
         The header is what the generation prompt adds. It may hold a part that the template does not write before an
-        answer, such as an empty <think> block: then the answer follows what it writes of the header.
+        answer, such as an empty <think> block: then the answer follows the part of the header that is there.
         """
         without_header = conversation.render(i)
         header = prompt.removeprefix(without_header) if prompt.startswith(without_header) else ""
@@ -215,9 +213,9 @@ class AnswerFinder:
             answer = text[at:]
             missing = _TAG.findall(header[cut:])
             if len(missing) % 2:  # it opens a <think> block, and the answer has none
-                thought = _continued(header[cut:], conversation.messages[i], answer)
-                if thought is not None:
-                    return prompt + thought, None
+                reasoning = _continued(header[cut:], conversation.messages[i], answer)
+                if reasoning is not None:
+                    return prompt + reasoning, None
             elif not missing or (_CLOSING.match(missing[-1]) and not answer.lstrip().startswith(tuple(missing))):
                 return prompt + answer, at
             break
@@ -225,7 +223,7 @@ class AnswerFinder:
         fix = OTHER_TEMPLATE
         if not i:
             fix = 'give the first answer "train": false, or put a question before it'
-        elif _OPENED.search(prompt) and not thought_of(conversation.messages[i]):
+        elif _OPENED.search(prompt) and not inline_reasoning(conversation.messages[i]):
             fix = AS_CONTENT
         at = _num_shared(text, prompt)
         raise self._template.refusal(f"{reason} ({text[at : at + 20]!r} instead of {prompt[at : at + 20]!r})", fix)
@@ -251,7 +249,7 @@ class AnswerFinder:
         An answer may be several messages, each with a header. If it is nowhere whole, this is after the last header;
         and None if there is no header after the messages before the answer.
         """
-        # Earlier answers may be written otherwise than in the prompt, or be left out: the prompt is checked for them.
+        # Earlier answers may be rendered differently than in the prompt, or be left out: the prompt is checked for them.
         others = [message for message in messages[:i] if message["role"] != "assistant"]
         starts: list[int] = []
         while (at := text.rfind(header, 0, limit)) >= 0:
@@ -267,19 +265,19 @@ class AnswerFinder:
         return next(iter(starts), None)
 
 
-def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
+def _think_remarks(prompt: str, answer: str) -> tuple[str, ...]:
     """Remarks on an answer whose generation prompt opens a <think> block."""
     # Such a tag has no other bracket in it; a search from the start would try each of the prompt.
     starts = (prompt.rfind("<"), prompt.rfind("["))
     if not any(_OPENED.match(prompt, start) for start in starts if start >= 0):
         return ()
     closing = _CLOSED.search(answer)
-    thought = answer[: closing.start()] if closing else answer
+    reasoning = answer[: closing.start()] if closing else answer
     remarks = []
     if not closing:
-        remarks.append(OPEN_THOUGHT)
-    if not thought.strip():
-        remarks.append(EMPTY_THOUGHT)
+        remarks.append(OPEN_THINK)
+    if not reasoning.strip():
+        remarks.append(EMPTY_THINK)
     return tuple(remarks)
 
 

@@ -33,7 +33,7 @@ SPEAKERS = ROLES | {
 }
 # The names of an answer's reasoning: transformers' own, gpt-oss's, and that of several APIs.
 REASONING = ("reasoning_content", "thinking", "reasoning")
-# The keys of a message that are read here, besides those of its role and its text.
+# The keys of a message that are read here, in addition to role and text.
 KEYS = frozenset(("name", "tool_call_id", "tool_calls", "function_call", "train", "weight", *REASONING))
 # The keys of a call that are read or say nothing: its number in a list, the state of an answer.
 CALL_KEYS = frozenset(("id", "function", "type", "index", "status", "name", "arguments"))

@@ -1,7 +1,7 @@
-"""Finds the prompt that answers have in common, and the answers without it. Pure.
+"""Splits preference rows into the shared prompt and the answers. Pure.
 
-Data sets of preferences give the prompt in a column of its own, or, as messages, at the beginning of each answer, or in
-both places.
+Preference data have an explicit prompt in a column of its own, or an implicit one, as messages at the beginning of each
+answer, or both.
 
 Promises:
 

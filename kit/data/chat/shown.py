@@ -1,4 +1,4 @@
-"""Checks that a rendered conversation leaves out nothing that its messages say. They raise ``UserError`` if it does."""
+"""Checks that a rendered conversation is complete. They raise ``UserError`` if a part of a message is missing."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from kit.system.errors import UserError
 THINK = re.compile("</?think>")
 _OPENING_TAG, _CLOSING_TAG = r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])", r"(?:</[^<>\s]*think[^<>\s]*>|\[/THINK\])"
 # A content that begins with reasoning in tags: the tag, the reasoning, and what comes after it.
-_BEGINS_WITH_THOUGHT = re.compile(rf"\s*({_OPENING_TAG})(.*?){_CLOSING_TAG}(.*)", re.IGNORECASE | re.DOTALL)
-_ENDS_WITH_THOUGHT = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
-# What a template does with a message, for reports.
+_BEGINS_WITH_REASONING = re.compile(rf"\s*({_OPENING_TAG})(.*?){_CLOSING_TAG}(.*)", re.IGNORECASE | re.DOTALL)
+_ENDS_WITH_REASONING = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
+# Parts that a template may leave out, for messages.
 _TEXT = "leaves its text out or changes it, or leaves out a call before it"
 _PART = "leaves part of the answer out, or changes it"
 _NO_REASONING = "leaves the reasoning of the answer out"
@@ -33,27 +33,31 @@ def reads(template: Template, name: str) -> bool:
     return bool(re.search(rf"\b{name}\b", template.source))
 
 
-def check_extras(template: Template, messages: Messages, tools: Tools, learned: Container[int]) -> None:
+def check_extras(template: Template, messages: Messages, tools: Tools, supervised: Container[int]) -> None:
     """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key.
 
-    Reasoning counts only in ``learned``, the numbers of the supervised answers.
+    Reasoning counts only in the answers whose numbers are in ``supervised``.
     """
     if tools and "tools" not in template.variables:
         raise template.refusal("the template has no tools, and this sample lists some", WITH_TOOLS)
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
             raise template.refusal(f"messages[{i}]: the template has no tool_calls", WITH_TOOLS)
-        if i in learned and message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
+        if (
+            i in supervised
+            and message.get("reasoning_content")
+            and not any(reads(template, name) for name in REASONING)
+        ):
             raise template.refusal(f"messages[{i}]: the template has no reasoning_content", WITH_REASONING)
 
 
 def check_shown(
-    template: Template, text: str, messages: Messages, tools: Tools, learned: Container[int] = frozenset()
+    template: Template, text: str, messages: Messages, tools: Tools, supervised: Container[int] = frozenset()
 ) -> None:
     """Raise ``UserError`` if ``text``, the rendering, lacks a tool, or a part of a message, in their order.
 
     Of an answer, the parts are its content and its calls. Its reasoning must be there only if its number is in
-    ``learned``: many templates drop earlier reasoning, at inference too.
+    ``supervised``: many templates drop earlier reasoning, at inference too.
     """
     if tools:
         without = ""
@@ -70,7 +74,7 @@ def check_shown(
     at = 0
     for i, message in enumerate(messages):
         is_system = message["role"] == "system"  # some templates put it after other messages
-        end = _end_of(template, text, 0 if is_system else at, message, i, i in learned)
+        end = _end_of(template, text, 0 if is_system else at, message, i, i in supervised)
         at = at if is_system else end
 
 
@@ -90,7 +94,9 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
     _end_of(template, text, 0, message, i, True)
 
 
-def check_thought(template: Template, text: str, moved_text: str, content: str, tag: str, thought: str, i: int) -> None:
+def check_inline_reasoning(
+    template: Template, text: str, moved_text: str, content: str, tag: str, reasoning: str, i: int
+) -> None:
     """Raise ``UserError`` if an answer's content begins with reasoning that the model would not write there.
 
     That is so if the template writes a reasoning block of its own before it, or reasoning in another form.
@@ -98,22 +104,22 @@ def check_thought(template: Template, text: str, moved_text: str, content: str, 
     Args:
         text: the rendering up to the answer with the number ``i``.
         moved_text: the same with this given as reasoning; empty if the template does not take it.
-        content: of the answer. It begins with ``tag`` and ``thought``.
+        content: of the answer. It begins with ``tag`` and ``reasoning``.
     """
     at = len(text)
     for _ in range(content.count(tag)):
         at = max(text.rfind(tag, 0, at), 0)
-    if _ENDS_WITH_THOUGHT.search(text[:at]):
+    if _ENDS_WITH_REASONING.search(text[:at]):
         found = f"messages[{i}]: the template writes a reasoning block of its own before the one in the content"
         raise template.refusal(found, AS_REASONING)
-    if thought.strip() in moved_text and "".join(moved_text.split()) != "".join(text.split()):
+    if reasoning.strip() in moved_text and "".join(moved_text.split()) != "".join(text.split()):
         found = f"messages[{i}]: the content begins with {tag}, and the template writes reasoning in another form"
         raise template.refusal(found, AS_REASONING)
 
 
-def thought_of(message: dict[str, Any]) -> tuple[str, str, str] | None:
+def inline_reasoning(message: dict[str, Any]) -> tuple[str, str, str] | None:
     """The tag, the reasoning and the rest of an answer whose content begins with a <think> block; else None."""
-    found = _BEGINS_WITH_THOUGHT.match(message["content"])
+    found = _BEGINS_WITH_REASONING.match(message["content"])
     if not found or message.get("reasoning_content") or not found[2].strip():
         return None
     return found[1], found[2], found[3]
@@ -121,27 +127,27 @@ def thought_of(message: dict[str, Any]) -> tuple[str, str, str] | None:
 
 def keeps_reasoning(text: str, message: dict[str, Any]) -> bool:
     """Whether ``text`` has all reasoning of ``message``, an answer: its own, and the <think> blocks in its content."""
-    *thoughts, _ = THINK.split(message["content"])
-    return all(thought.strip() in text for thought in [message.get("reasoning_content") or "", *thoughts])
+    *blocks, _ = THINK.split(message["content"])
+    return all(block.strip() in text for block in [message.get("reasoning_content") or "", *blocks])
 
 
-def _end_of(template: Template, text: str, start: int, message: dict[str, Any], i: int, is_learned: bool) -> int:
+def _end_of(template: Template, text: str, start: int, message: dict[str, Any], i: int, is_supervised: bool) -> int:
     """Where message number ``i`` ends in ``text[start:]``. Raises ``UserError`` if it is not there; see ``_place``."""
-    end, found = _place(text, start, message, is_learned)
+    end, found = _place(text, start, message, is_supervised)
     if found:
         fix = WITH_REASONING if found == _NO_REASONING else OTHER_TEMPLATE
         raise template.refusal(f"messages[{i}]: the template {found}", fix)
     return end
 
 
-def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> tuple[int, str]:
+def _place(text: str, start: int, message: dict[str, Any], is_supervised: bool) -> tuple[int, str]:
     """Where ``message`` ends in ``text[start:]``; and what the template does with it, an empty string if it is there.
 
     The reasoning of a masked answer need not be there.
     """
     role = message.get("role", "assistant")
     parts = THINK.split(message["content"]) if role == "assistant" else message["content"].split(IMAGE)
-    if is_learned:
+    if is_supervised:
         parts = [message.get("reasoning_content") or "", *parts]
         if text.find(parts[0].strip(), start) < 0:
             return start, _NO_REASONING
@@ -153,7 +159,7 @@ def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> 
         found = [(at, at + len(form)) for form in forms if (at := text.find(form, end)) >= 0]
         if not found:
             is_text = k == len(parts) or role != "assistant"
-            return start, _NO_REASONING if not is_text else _PART if is_learned else _TEXT
+            return start, _NO_REASONING if not is_text else _PART if is_supervised else _TEXT
         end = min(found)[1]
     at = start
     for call in message.get("tool_calls") or []:

@@ -25,7 +25,7 @@ from kit.system.errors import Problem, UserError, did_you_mean
 
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 
-# What to do about a conversation that a template does not take.
+# Remedies for a conversation that a template does not take.
 OTHER_TEMPLATE = "give another template as --chat_template, or write the rows as this one takes them"
 BLOCKS = "correct the {% generation %} blocks in a copy of the template, given as --chat_template, or take them out"
 AS_REASONING = "move the text between the tags into reasoning_content of the message"
@@ -39,7 +39,7 @@ Tools = Sequence[dict[str, Any]] | None
 Jinja = str | dict[str, str] | None  # Jinja text; or several by name, "default" and others; None: no template
 Span = tuple[int, int]  # characters of a rendered text: [start, end)
 
-# What looks like a special token. Tags such as <think> do not count: in many tokenizers they are plain text.
+# Texts that look like special tokens. Tags such as <think> do not count: in many tokenizers they are plain text.
 _SPECIAL = re.compile(
     r"<\|[^\s<>|]+\|>|<\uff5c[^\s<>]+\uff5c>|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>|\[/?[A-Z_]{4,}\]"
 )
@@ -143,7 +143,7 @@ class Template:
 
     Attributes:
         source: the Jinja text.
-        image_token: what it writes for an image; empty if the model reads none.
+        image_token: the token that it writes for an image; empty if the model accepts no images.
 
     Raises ``UserError`` if ``source`` does not compile.
     """
@@ -186,7 +186,7 @@ class Template:
 
     @cached_property
     def split_literals(self) -> list[str]:
-        """What looks like a special token in the text of the template, but is split by the tokenizer."""
+        """Texts of the template that look like special tokens, but are split by the tokenizer."""
         if any(self.source == shipped.source for shipped in SHIPPED.values()):
             return []  # the tokens that it needs were checked, all else in it is plain text
         literals = set(_SPECIAL.findall(self.source))
@@ -248,7 +248,7 @@ class Template:
         return not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
 
     def _given(self, tools: Tools) -> dict[str, Any]:
-        """What the template is given besides the messages and the flag."""
+        """The variables of the template, without the messages and the flag."""
         return {"tools": tools, "documents": None, "add_generation_prompt": False, **self._values}
 
     @cached_property

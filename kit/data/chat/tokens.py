@@ -56,8 +56,8 @@ class Cut(NamedTuple):
     stop: int  # index of the first token after the span; 0 if a token straddles the span's end
 
 
-# Of texts: those that the chat template writes, and token ids; those that the kit ends by EOS; and those that are what
-# the tokenizer makes of them.
+# The forms of texts: chat: rendered by the chat template, or token ids; ended: plain text with EOS; plain: as the
+# tokenizer encodes it.
 FORMS = ("chat", "ended", "plain")
 
 
@@ -78,7 +78,7 @@ class Encoded:
 
 
 class ImageCodec(Protocol):
-    """What stands for an image in the text that a model reads, and makes its pixels (``kit.model.images.Images``)."""
+    """Makes the image placeholders of a text, and the pixel inputs (``kit.model.images.Images``)."""
 
     token: str  # what a chat template writes for an image
     placeholder_id: int  # the token in whose place the model puts a feature
@@ -92,7 +92,7 @@ class ImageCodec(Protocol):
         """What identifies all this in the key of a cache entry."""
 
     def of(self, height: int, width: int) -> str:
-        """Return the text for an image of this size: as many placeholders as it has features, with what is around."""
+        """Return the text for an image of this size: one placeholder per image feature, with the tokens around them."""
 
     def count(self, height: int, width: int) -> int:
         """Return the number of placeholders in that text."""
@@ -110,7 +110,7 @@ class ImageCodec(Protocol):
         """Return the fields of ``MicroBatch`` for the images of its segments."""
 
     def generation_inputs(self, input_ids: Any, images: Any) -> dict[str, Any]:
-        """Return what a model needs besides prompts with these images to answer them."""
+        """Return the model's inputs for prompts with these images, without the ids."""
 
 
 def encode_all(

@@ -22,11 +22,11 @@ from kit.data.chat.image_parts import IMAGE
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shown import (
     check_extras,
+    check_inline_reasoning,
     check_shown,
-    check_thought,
+    inline_reasoning,
     keeps_reasoning,
     reads,
-    thought_of,
 )
 from kit.data.chat.template import Jinja, Messages, Template, Tools, no_template
 from kit.data.chat.turn_ends import Stops
@@ -74,30 +74,32 @@ class Drafter:
         """
         answers = {i: message for i, message in enumerate(messages) if message["role"] == "assistant"}
         weights = {i: 1.0 if answer.get("weight") is None else answer["weight"] for i, answer in answers.items()}
-        learned = [i for i in weights if i >= first or self._train_on == "all"]
+        supervised = [i for i in weights if i >= first or self._train_on == "all"]
         if self._train_on == "last":
-            learned = learned[-1:]
-        learned = [i for i in learned if weights[i]]
+            supervised = supervised[-1:]
+        supervised = [i for i in supervised if weights[i]]
         messages = [self._prepared(message) for message in messages]
-        check_extras(self._template, messages, tools, learned)
+        check_extras(self._template, messages, tools, supervised)
         try:
-            return self._drafts(messages, learned, weights, tools)
+            return self._drafts(messages, supervised, weights, tools)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
                 with suppress(UserError):
                     return self._drafts(
-                        [_with_json_arguments(message) for message in messages], learned, weights, tools
+                        [_with_json_arguments(message) for message in messages], supervised, weights, tools
                     )
             raise
 
-    def _drafts(self, messages: Messages, learned: list[int], weights: dict[int, float], tools: Tools) -> list[Draft]:
-        """The drafts of ``messages``; the answers with the numbers ``learned`` are supervised."""
+    def _drafts(
+        self, messages: Messages, supervised: list[int], weights: dict[int, float], tools: Tools
+    ) -> list[Draft]:
+        """The drafts of ``messages``, in which the answers with the numbers ``supervised`` are in the loss."""
         conversation = Conversation(self._template, messages, tools)
-        for i in learned:
-            self._check_thought(conversation, i)
+        for i in supervised:
+            self._check_inline_reasoning(conversation, i)
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
-        answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in learned}
+        answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in supervised}
         if not answers:
             # A conversation without a supervised token is still a draft: the caller counts it as dropped.
             return [Draft(self._template.render(messages, tools), [], num_images=_num_images(messages))]
@@ -118,7 +120,7 @@ class Drafter:
                 end = last_answer.end if i == last else self._stops.with_next(text, end)
                 have_ends &= self._stops.ends_turn(text, answer.spans[0][0], end)
                 spans += [(left, right, weights[i]) for left, right in [*earlier_spans, (start, end)]]
-            read = [messages[i] for i in weights if i < last and i not in learned]
+            read = [messages[i] for i in weights if i < last and i not in supervised]
             remarks |= {} if have_ends else {NO_END_OF_TURN: None}
             remarks |= {} if all(keeps_reasoning(text, answer) for answer in read) else {FORGOTTEN: None}
             drafts.append(Draft(text, spans, 0.0, tuple(remarks), _num_images(messages[: last + 1])))
@@ -126,18 +128,18 @@ class Drafter:
                 raise self._template.too_long(MAX_CHARACTERS)
         return drafts[::-1]
 
-    def _check_thought(self, conversation: Conversation, i: int) -> None:
+    def _check_inline_reasoning(self, conversation: Conversation, i: int) -> None:
         """Raise ``UserError`` if the template rewrites the <think> block in the content of answer ``i``."""
         messages = conversation.messages
-        if parts := thought_of(messages[i]):
-            tag, thought, rest = parts
-            moved = self._prepared(messages[i] | {"reasoning_content": thought.strip(), "content": rest.strip()})
+        if parts := inline_reasoning(messages[i]):
+            tag, reasoning, rest = parts
+            moved = self._prepared(messages[i] | {"reasoning_content": reasoning.strip(), "content": rest.strip()})
             text = moved_text = ""
             with suppress(UserError):
                 text = conversation.render(i + 1)
                 if self._names:
                     moved_text = self._template.render([*messages[:i], moved], conversation.tools)
-            check_thought(self._template, text, moved_text, messages[i]["content"], tag, thought, i)
+            check_inline_reasoning(self._template, text, moved_text, messages[i]["content"], tag, reasoning, i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere."""

@@ -71,7 +71,7 @@ MESSAGE_KEYS = _by_name(
     }
 )
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-# The subjects of columns that say something beside texts and ids too.
+# The meanings that also matter in rows of texts, and in rows of ids.
 _OF_TEXT = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
 _OF_IDS = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _PACKED))
 
@@ -113,7 +113,7 @@ class Unused:
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
-        """Count what is not used of a row. Returns a problem for each part that would change the training."""
+        """Count the unused columns and keys of a row. Returns a problem for each part that would change the training."""
         meanings: dict[str, str] = {}  # of each column or key; empty if it changes nothing
         for column, value in opened(row, self._read).items():
             if column not in self._read:

@@ -48,15 +48,15 @@ class MicroBatch:
     squared_lengths: int = 0  # the sum over the sequences: what attention's cost grows with
     # Of each sequence: its first position b * T + t, its tokens, and the number of its sample, equal on every topology.
     segments: tuple[tuple[int, int, int], ...] = ()
-    # What an objective needs besides, by name. There are n sequences; of pair k, sequence 2 k is the chosen one and
+    # Further inputs of an objective, by name. There are n sequences; of pair k, sequence 2 k is the chosen one and
     # 2 k + 1 the rejected one. ``RowKind.per_sequence`` says what each kind of rows has; what is attached to samples is
     # there too, such as ``references``, float64 [n], the reference's log-probability; and of kto ``kl``, float64 [n],
     # an estimate over the global batch.
     per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
     per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S, ...] each
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
-    # If the data have images: what the model's tower reads, by the names of its arguments; and what it needs of each
-    # token. If there is no image in the rows, the tower reads an image that nothing looks at: so every rank runs it.
+    # If the data have images: the inputs of the vision tower, by the names of its arguments, and what it needs per
+    # token. Without an image in the rows, the tower encodes a dummy image, so that every rank runs it.
     tower_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     token_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     num_images: int = 0
@@ -208,7 +208,7 @@ class Collator:
         sequence_ids = np.zeros(len(input_ids), np.int64)
         segments: list[tuple[int, int, int]] = []
         numbers: list[int] = []
-        bounds = [0]  # also of what is padding
+        bounds = [0]  # padding included
         for b in range(shape[0]):
             start = b * length
             for i, k, ids, its_weights in rows[b] if rows else []:

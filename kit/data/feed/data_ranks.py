@@ -1,4 +1,4 @@
-"""Data ranks: which share of each global batch a process computes.
+"""Data-parallel ranks: the part of each global batch that a process computes.
 
 Code that deals data uses data ranks, not the number of processes.
 """

@@ -60,7 +60,7 @@ class BatchSource(Protocol):
         """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after another."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must store, as JSON values, so that a later start gives the same batches."""
+        """Return the state for a checkpoint, as JSON values, from which a later start gives the same batches."""
 
     def notes(self) -> list[str]:
         """Return lines for the user before the first step."""
@@ -70,7 +70,7 @@ class BatchSource(Protocol):
 
 
 def counted(table: Table, indices: np.ndarray, num_datasets: int) -> GlobalBatch:
-    """Return what a batch of the samples at ``indices`` counts, without micro-batches."""
+    """Return the counts of a batch of the samples at ``indices``, without micro-batches."""
     dataset_ids = table.dataset_ids[indices]
 
     def by_dataset(values: np.ndarray) -> np.ndarray:
@@ -149,7 +149,7 @@ class Feed:
         Args:
             micro_batch_size: items.
             num_steps: the number of steps in the run.
-            mismatched: beside answers with a label.
+            mismatched: mismatched prompt-completion pairs, for kto.
         """
         self._mismatched = mismatched
         self._samples = samples
@@ -164,7 +164,7 @@ class Feed:
         return replace(self._ahead.take(step), waited_seconds=self._ahead.waited_seconds)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must store of the feed: nothing, since the step's number determines its samples."""
+        """Return the state for a checkpoint: nothing, since the step's number determines its samples."""
         return {}
 
     def notes(self) -> list[str]:

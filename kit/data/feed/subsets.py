@@ -1,4 +1,4 @@
-"""Which of the samples a run uses: some that are drawn, none of those held out, or the first ones only.
+"""Subsets of samples: drawn at random, held out for evaluation, or the first ones only.
 
 Promises: each choice depends only on the data and the recipe, so it is the same on every rank; a note says what is left
 out; no data set is left without a sample to train on.

@@ -1,1 +1,1 @@
-"""What the rows of a data set hold: a module for each kind."""
+"""The dataset types: a module for each."""

@@ -137,7 +137,7 @@ class PromptRows(AnswerRows):
     """Prompts for GRPO. None is truncated: whether a completion has room is known later."""
 
     is_cut = False
-    learned = "in answers"
+    token_name = "in answers"
 
 
 def _pieces(ids: Sequence[int], limits: Limits) -> list[list[slice]]:

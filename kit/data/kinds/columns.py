@@ -74,7 +74,7 @@ def choose_fields(
         name: the data set's, for messages.
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
-        kind: what the rows must hold for the objective.
+        kind: the dataset type that the objective needs.
         proposed: if no format fits and the message has a mapping, it is added here, and the fields are those of the
             mapping: so what else is wrong is found in the same round.
 

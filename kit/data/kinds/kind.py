@@ -20,7 +20,7 @@ Sequences = tuple[Encoded, ...]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a sequence may be, and what cutting must know."""
+    """The maximum length of a sequence, and what truncation must know."""
 
     max_length: int  # tokens
     strategy: str  # ``excess_length_strategy``
@@ -53,7 +53,7 @@ class Stored(Protocol):
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of rows. A subclass says what is different about its own.
+    """A dataset type: how its rows are read, encoded and stored. Each subclass is one.
 
     Attributes:
         formats: in order of precedence: the first one whose columns are all there is taken.
@@ -64,8 +64,8 @@ class RowKind:
         is_cut: a sample that is longer than ``max_length`` is truncated, or left out.
         has_mismatched: the objective also needs mismatched prompt-completion pairs (``feed.mismatched``).
         compares_answers: to one prompt, so that length bias can be measured.
-        too_few: what is expected if a single sample is too few.
-        learned: what the tokens with a weight are called in a summary.
+        too_few: the expected number of samples, if one is too few.
+        token_name: the name of tokens with a weight in a summary.
     """
 
     formats: ClassVar[tuple[Format, ...]]
@@ -77,7 +77,7 @@ class RowKind:
     has_mismatched: ClassVar[bool] = False
     compares_answers: ClassVar[bool] = False
     too_few: ClassVar[str] = ""
-    learned: ClassVar[str] = "supervised"
+    token_name: ClassVar[str] = "supervised"
 
     @classmethod
     def of(cls, settings: "ObjectiveSettings") -> Self:
@@ -91,11 +91,11 @@ class RowKind:
         return next(each for each in cls.formats if each.columns[0] == first and set(each.columns) <= fields.keys())
 
     def key(self) -> list[Any]:
-        """Return what identifies it in the key of a cache entry."""
+        """Return the part of a cache key that identifies it."""
         return [type(self).__name__, *astuple(self)]
 
     def check(self, sample: Sample) -> Problem | None:
-        """Return what is wrong with a sample before it is encoded."""
+        """Return the problem of a sample before it is encoded."""
         return None
 
     def parts(self, sample: Sample) -> list[Sample]:
@@ -142,7 +142,7 @@ class RowKind:
     def summary(self, table: Stored) -> list[str]:
         """Return lines for the user about training data."""
         num_tokens, num_targets = (int(each.sum(dtype=np.int64)) for each in (table.lengths, table.num_targets))
-        found = f"{num_tokens} tokens, {num_targets} of them {self.learned} ({num_targets / num_tokens:.1%})"
+        found = f"{num_tokens} tokens, {num_targets} of them {self.token_name} ({num_targets / num_tokens:.1%})"
         return [f"training data: {len(table)} samples, {found}"]
 
     def names(self, table: Stored, i: int) -> list[str]:
@@ -154,7 +154,7 @@ class RowKind:
         return name in ("rejected", "negative")
 
     def about(self, table: Stored, i: int) -> str:
-        """Return what is said of sample ``i`` after its tokens."""
+        """Return the text shown after the tokens of sample ``i``."""
         return ""
 
 

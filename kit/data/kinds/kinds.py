@@ -1,4 +1,4 @@
-"""The kinds of rows by their names, as objectives ask for them: each is the ``KIND`` of the module of this name."""
+"""The dataset types by the names that objectives use: each is the ``KIND`` of the module of this name."""
 
 from importlib import import_module
 
@@ -12,5 +12,5 @@ KINDS: dict[str, type[RowKind]] = {
 
 
 def kind_of(settings: ObjectiveSettings) -> RowKind:
-    """Return the kind of rows that the objective asks for, with what ``settings`` say of it."""
+    """Return the dataset type that the objective needs, with its ``settings``."""
     return KINDS[settings.declared.rows].of(settings)

@@ -30,7 +30,7 @@ class TextRows(RowKind):
 
     pooling: str = "last"
     pools = True
-    learned = "pooled"
+    token_name = "pooled"
 
     def parts(self, sample: Sample) -> list[Sample]:
         """See ``RowKind``."""
@@ -69,7 +69,7 @@ class TextRows(RowKind):
 
 
 def _shortened(encoded: Encoded, limits: Limits) -> Encoded:
-    """Cut a text in its middle, or at its start behind the first token. The special tokens that end it stay."""
+    """Cut a text in its middle, or at its start after the first token. The special tokens that end it stay."""
     ids, max_length = encoded.input_ids, limits.max_length
     if len(ids) <= max_length:
         return encoded

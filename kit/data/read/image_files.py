@@ -157,7 +157,7 @@ def _decoded(content: bytes) -> Any:
 
 @contextmanager
 def _as_problem(given: str | bytes) -> Iterator[None]:
-    """Turn what a damaged file makes Pillow raise into a ``UserError``, and name the file."""
+    """Turn Pillow's exceptions for a damaged file into a ``UserError`` that names the file."""
     name = given if isinstance(given, str) else "the image"
     try:
         yield

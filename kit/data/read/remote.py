@@ -33,7 +33,7 @@ _Infos = Mapping[str, Mapping[str, Any]]  # what the store says of each file
 def fetch(address: str, field: str) -> Path | dict[str, Path]:
     """Return where the files of an address are on this machine; copy them if they are not there.
 
-    Of a folder this is a folder; else each file under the name to show.
+    For a folder, returns a folder; else each file under the name to show.
 
     Args:
         field: the setting that names it, for messages.

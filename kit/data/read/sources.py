@@ -5,7 +5,7 @@ Promises:
 - If nothing has that name, or it cannot be read, the message says what exists instead.
 - Nothing is unpickled, executed or unpacked to disk; archives are refused.
 - The digest depends on the content, not on the path.
-- What a folder holds besides data files is counted, so that nothing is left out unseen.
+- Files in a folder that are not data files are counted, so that nothing is left out unseen.
 """
 
 import glob
@@ -47,8 +47,8 @@ SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "tes
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
-# A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
-MAX_SKIPPED_SHARE = 0.1
+# A tenth: single damaged rows are far fewer, and rows that a mapping or a format does not fit are usually far more.
+MAX_SKIPPED_FRACTION = 0.1
 ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
 NOT_OF_HUB = {
     "split": "give a whole split: --max_train_samples takes the first rows, max_samples in an entry draws some",
@@ -69,7 +69,7 @@ class Source:
     first_row: dict[str, Any]  # the first good one
     parts: tuple[Part, ...]
     stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
-    notes: tuple[str, ...] = ()  # what of a folder is not read, for the user
+    notes: tuple[str, ...] = ()  # files of a folder that are not read, for the user
     commit: str | None = None  # of a data set of the hub
 
     @property
@@ -113,7 +113,7 @@ def open_source(
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     notes: list[str] = []
-    by_sample = streaming and not is_address(name)  # what was just copied is hashed in no time
+    by_sample = streaming and not is_address(name)  # a copy is hashed in no time
     try:
         found_at = fetch(name, flag) if is_address(name) else Path(os.path.expanduser(name))
         if isinstance(found_at, Path):
@@ -141,7 +141,7 @@ def open_source(
 
 
 def _sampled_digest(path: Path, num_pieces: int) -> str:
-    """A digest of the size of a file and of pieces spread evenly over it: what is streamed is not read whole before."""
+    """A digest of the size of a file and of pieces spread evenly over it: streamed files are not read whole."""
     size = path.stat().st_size
     state = xxhash.xxh3_64(str(size).encode())
     with path.open("rb") as file:
@@ -163,7 +163,7 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
 def _find_files(name: str, path: Path, split: str, flag: str, notes: list[str]) -> dict[str, Path]:
     """The files that ``name`` stands for, each under the name to show. Empty if ``name`` can only be a hub id.
 
-    Adds to ``notes`` what of a folder is not read. Raises ``UserError`` if there are no such files.
+    Adds the files of a folder that are not read to ``notes``. Raises ``UserError`` if there are no such files.
     """
     if path.is_file():
         return {name: path}

@@ -82,7 +82,7 @@ def _has_no_credentials(error: BaseException) -> bool:
 
 
 def problem_of(error: BaseException, address: str, field: str, filesystem: Any = None, path: str = "") -> Problem:
-    """Return the problem for what a request about ``address`` raised.
+    """Return the problem for an exception of a request about ``address``.
 
     Args:
         filesystem: is asked for similar names next to ``path``, if nothing is there.
@@ -98,7 +98,7 @@ def problem_of(error: BaseException, address: str, field: str, filesystem: Any =
             siblings = [str(name).rstrip("/").rpartition("/")[2] for name in filesystem.ls(_parent(path), detail=False)]
         return Problem(field, f"nothing at {address!r}, or no such bucket", fix=did_you_mean_path(address, siblings))
     if isinstance(error, PermissionError):
-        fix = "give the account that right, or use another one: its own programs (`aws s3 ls`) show what it may do"
+        fix = "give the account that right, or use another one; `aws s3 ls` and the like show its rights"
         return Problem(field, f"{address!r}: not allowed ({reason})", fix=fix)
     own = "; for another S3 endpoint: AWS_ENDPOINT_URL" if _PACKAGES.get(address.partition("://")[0]) == "s3fs" else ""
     fix = f"check the network, then type the same command again{own}"

@@ -38,7 +38,7 @@ def rows_of_lines(lines: bytes, first: int, name: str, parse_line: Callable[[str
     Args:
         first: the number of the first line in its file.
         name: the file's.
-        parse_line: returns the row for a line that is not blank, and for where it is; what it raises becomes a
+        parse_line: returns the row for a line that is not blank, and for where it is; an exception becomes a
             ``Problem``.
     """
     for number, line in enumerate(lines.removesuffix(b"\n").split(b"\n"), first):
@@ -62,7 +62,7 @@ def json_row(line: str, where: str) -> Any:
 
 
 def reason(error: Exception) -> tuple[str, str]:
-    """Return what an error in a line says was found, and what is expected there."""
+    """Return what was found and what is expected, for an error in a line."""
     match error:
         case RepeatedKey():
             return error.found, error.expected

@@ -1,4 +1,4 @@
-"""What becomes of rows: counts, remarks, and those that cannot be used; how these are reported, and may be skipped."""
+"""Counts of rows, remarks, and bad rows: how they are reported, and skipped."""
 
 import json
 from collections import Counter
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kit.data.read.sources import FIX, FIX_ROWS, MAX_SKIPPED_SHARE, shown
+from kit.data.read.sources import FIX, FIX_ROWS, MAX_SKIPPED_FRACTION, shown
 from kit.system import durable
 from kit.system.console import say
 from kit.system.errors import Problem, UserError, raise_if
 
 SKIPPED_FILE = "skipped_rows.jsonl"
-# What may happen to samples, in words that take max_length.
+# Losses of samples, as texts that take max_length.
 LOSSES = {
     "num_truncated": "truncated at {} tokens",
     "num_split": "chunked into pieces of {} tokens",
@@ -26,7 +26,7 @@ NOT_USED = ": not used: "  # in the note that lists them
 
 
 class BadRow(NamedTuple):
-    """Something wrong with one row, because of which it cannot be used."""
+    """A problem of one row, because of which it cannot be used."""
 
     part: int  # of the source
     number: int  # of the row in that part
@@ -42,16 +42,16 @@ class BadRow(NamedTuple):
 
 @dataclass
 class Tally:
-    """What became of rows."""
+    """The counts and problems of rows."""
 
     bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
     problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
-    counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
+    counts: Counter[str] = field(default_factory=Counter)  # rows by outcome
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
     def add(self, other: "Tally") -> None:
-        """Add what became of other rows."""
+        """Add those of other rows."""
         self.bad += other.bad
         self.problems += other.problems
         self.unused += other.unused
@@ -81,7 +81,7 @@ class Tally:
         raise UserError(Problem(name, found, "at least one", fix), *problems_of(self.bad))
 
     def record(self) -> dict[str, Any]:
-        """What a cache entry holds of it, as JSON values."""
+        """The record of a cache entry, as JSON values."""
         return {
             "counts": dict(self.counts),
             "remarks": dict(self.remarks),
@@ -92,7 +92,7 @@ class Tally:
 
 def _are_too_many(num_bad: int, num_good: int) -> bool:
     """Whether these rows are too many to skip. One row always may be skipped."""
-    return num_bad > max(1, MAX_SKIPPED_SHARE * (num_bad + num_good))
+    return num_bad > max(1, MAX_SKIPPED_FRACTION * (num_bad + num_good))
 
 
 def check_share(name: str, bad: Sequence[BadRow], num_bad: int, num_good: int) -> None:
@@ -105,7 +105,7 @@ def check_share(name: str, bad: Sequence[BadRow], num_bad: int, num_good: int) -
     if _are_too_many(num_bad, num_good):
         num = num_bad + num_good
         found = f"{num_bad} of {num} rows ({num_bad / num:.1%}) cannot be used"
-        problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
+        problem = Problem(name, found, f"at most {MAX_SKIPPED_FRACTION:.0%} to skip: more have a common cause")
         raise UserError(problem, *shown(problems_of(bad), name, FIX_ROWS))
 
 
@@ -125,7 +125,7 @@ def problems_of(bad: Iterable[BadRow]) -> list[Problem]:
 
 
 def notes_of(name: str, record: Mapping[str, Any], max_length: int) -> list[str]:
-    """Return what a user should know of the rows of the source ``name``, one line for each fact.
+    """Return notes for the user about the rows of the source ``name``, one per line.
 
     Args:
         record: what ``Tally.record`` returned.
@@ -155,7 +155,7 @@ def notes_of(name: str, record: Mapping[str, Any], max_length: int) -> list[str]
 
 
 def unused_shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the columns, and keys of messages, that nothing reads, with the share of the rows that have a value."""
+    """Return the columns, and keys of messages, that nothing reads, with the fraction of the rows that have a value."""
     num_rows = record["counts"].get("num_rows", 0) + len(record["skipped"])
     ordered = sorted(record["unused"].items(), key=lambda item: (-item[1], item[0]))
     return {name: count / num_rows for name, count in ordered}

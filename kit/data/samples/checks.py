@@ -1,4 +1,4 @@
-"""Whether data sets and settings fit each other, and how rows are read where that may not be what the user expects.
+"""Checks of data sets against settings, and notes on how rows are read.
 
 Promises: nothing is tokenised here, and of the rows no more than the first is read.
 """
@@ -14,7 +14,7 @@ from kit.system.errors import Problem, Problems
 
 
 def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: bool, holds_out: bool) -> Problems:
-    """Return what is wrong with the settings for these data sets.
+    """Return the problems of the settings with these data sets.
 
     Args:
         generates: answers to evaluation samples are generated.
@@ -62,7 +62,7 @@ def holds_chats(dataset: Dataset) -> bool:
 
 
 def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
-    """Say how the rows of a data set are read, where that may not be what the user expects."""
+    """Return notes on how rows are read where users may expect otherwise."""
     is_text = isinstance(first_sample(dataset).get("prompt"), str)
     if not is_text or encoder.template is None or encoder.prompts_as_chat:
         return []

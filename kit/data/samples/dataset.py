@@ -1,6 +1,6 @@
 """A data set of the recipe, opened: its source, and the columns of it that are read.
 
-Imports no slow library, so that what is wrong with the files is reported at once.
+Imports no slow library, so that problems of the files are reported at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def open_datasets(
 
     Args:
         streaming: training data of the hub are read over the network later instead of downloaded now.
-        kind: what the rows must hold for the objective.
+        kind: the dataset type that the objective needs.
         scores: ``entries`` only stand for ``eval_entries``, to score a run whose names of columns are taken.
         proposed: see ``choose_fields``.
 

@@ -82,7 +82,7 @@ class Table:
         num_targets: int32 [N], the number of its supervised tokens that have a token before them.
         target_weights: float64 [N], the sum of their weights.
         dataset_ids: int [N], the index of its data set.
-        kind: what the rows hold from which they are.
+        kind: the dataset type of their rows.
         image_codec: None if no sample has an image.
     """
 

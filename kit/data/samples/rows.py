@@ -39,7 +39,7 @@ FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 
 @dataclass
 class Piece(Tally):
-    """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
+    """The samples of a block of rows: N samples with T tokens in all, as arrays for the cache, and messages."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name, see ``Store.arrays``
 
@@ -59,7 +59,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """How rows become samples: everything that ids and weights depend on, except the rows themselves."""
+    """Turns rows into samples: everything that ids and weights depend on, except the rows."""
 
     tokenizer: Any
     template: Jinja  # Jinja text of the chat template
@@ -76,7 +76,7 @@ class Encoder:
 
     @cached_property
     def limits(self) -> Limits:
-        """What cutting must know."""
+        """What truncation must know."""
         special = frozenset([*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder])
         return Limits(self.max_length, self.settings.excess_length_strategy, self.tokenizer.bos_token_id, special)
 
@@ -91,7 +91,7 @@ class Encoder:
         return self.max_length * max(1, len(self.kind.answers))
 
     def key(self) -> list[Any]:
-        """What identifies this encoder in the key of a cache entry."""
+        """The part of a cache key that identifies this encoder."""
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
         asked = self.settings
@@ -101,7 +101,7 @@ class Encoder:
         return [*key, self.images.key] if self.images else key
 
     def about(self) -> dict[str, Any]:
-        """What ``kit cache`` shows of this encoder."""
+        """The facts about this encoder that ``kit cache`` shows."""
         return {
             "tokenizer": self.tokenizer.name_or_path,
             "max_length": self.max_length,
@@ -201,7 +201,7 @@ class Encoder:
         return piece
 
     def _inspect(self, sample: Sample, part: Part) -> list[Problem]:
-        """Replace the images of a sample by what their headers say. Returns what is wrong with them."""
+        """Replace the images of a sample by the data of their headers. Returns their problems."""
         if "images" not in sample:
             return []
         if self.images is None:
@@ -220,7 +220,7 @@ class Encoder:
         return problems
 
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Sequences] | Problem]:
-        """Encode samples, each to what it became, or to why it cannot be trained on."""
+        """Encode samples, each to its sequences, or to the problem for which it is refused."""
         parts = [self.kind.parts(sample) for sample in samples]
         every_part = list(chain.from_iterable(parts))
         if self.prompts_as_chat:

@@ -30,7 +30,7 @@ class Store:
     kind: RowKind
     # samples SAMPLE [N], input_ids int32 [T], weights float32 [T]; sequence_lengths and values, see ``as_columns``
     arrays: Mapping[str, np.ndarray]
-    info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks
+    info: Mapping[str, Any]  # the contents of the cache entry without arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
     images: ImageCodec | None = None  # if there are images
     image_folder: str | None = None  # to which the paths of images are relative; None: the folder of the data file
@@ -87,7 +87,7 @@ class DataRows:
 
 
 class Prompt(NamedTuple):
-    """What the model is asked, and what is expected: the ids before the last span of supervised tokens, and its own."""
+    """A prompt and its reference answer: the ids before the last span of supervised tokens, and those of the span."""
 
     ids: list[int]
     reference: list[int]

@@ -192,7 +192,7 @@ class StreamFeed:
         return [f"streaming: rows shuffled within {self._stream.settings.shuffle_buffer_size}"]
 
     def closing_notes(self) -> list[str]:
-        """Lines for the user at the end of the run: what became of the rows, and one that was skipped."""
+        """Lines for the user at the end of the run: the counts of rows, and one that was skipped."""
         totals = {name: sum(counts.get(name, 0) for counts in self._counts) for name in COUNTS}
         words = {"skipped_rows": "rows could not be used, and were skipped"}
         words |= {name: f"samples {text}" for name, text in LOSSES.items()}

@@ -78,8 +78,8 @@ class Windows:
                 raise TrainingError(f"{self._dataset.source.name}: an epoch without a sample that could be used")
 
     def _check(self, piece: Piece) -> list[BadRow]:
-        """Count what became of the rows of a window, and return those that are skipped."""
-        # Besides rows, what is wrong with more than one, such as the rest of a damaged file.
+        """Count the rows of a window by outcome, and return those that are skipped."""
+        # In addition to rows: problems of more than one row, such as the rest of a damaged file.
         bad = piece.bad + [
             BadRow(-1, i, problem.where, replace(problem, where=""), is_common=False)
             for i, problem in enumerate(piece.problems)

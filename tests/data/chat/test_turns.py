@@ -22,7 +22,7 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.answer_spans import EMPTY_THOUGHT
+from kit.data.chat.answer_spans import EMPTY_THINK
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED
@@ -51,7 +51,7 @@ def golden(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_golden(shape, tokenizer_with_bos):
     names = {FIXED_DATE: "FIXED_DATE", UNROLLED: "UNROLLED", NO_END_OF_TURN: "NO_END_OF_TURN"}
-    names |= {EMPTY_THOUGHT: "EMPTY_THOUGHT"}
+    names |= {EMPTY_THINK: "EMPTY_THINK"}
     found = {}
     for case, sample in CHATS.items():
         try:
