@@ -1,4 +1,4 @@
-"""A run says what memory it takes, and one that cannot fit is refused before anything is loaded."""
+"""A run reports the memory it needs, and one that cannot fit is refused before anything is loaded."""
 
 from dataclasses import replace
 from types import SimpleNamespace

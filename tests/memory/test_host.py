@@ -1,4 +1,4 @@
-"""What a run takes of a machine's memory and of the disk."""
+"""Host memory and disk space of a run."""
 
 from dataclasses import replace
 

@@ -12,7 +12,7 @@ from kit.tools.plan.models import find_shape
 BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=8, length=4096)
 
 
-def test_operations_are_six_a_weight_and_attention_beside():
+def test_operations_are_six_per_weight_plus_attention():
     short = replace(BASE, length=1, loss="whole")
     weights = short.shape.num_parameters - short.shape.embedding_parameters
     assert operations_per_token(short) == pytest.approx(6 * weights, rel=1e-3)

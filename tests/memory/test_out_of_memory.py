@@ -1,4 +1,4 @@
-"""Out of memory: recognised wherever it comes from, counted as it is, with its place and what helps."""
+"""Out of memory: recognised wherever it comes from, measured by component, with the phase and what helps."""
 
 import errno
 import re
@@ -126,7 +126,7 @@ def test_components_are_what_the_model_really_holds(build, method, optim):
     assert not any(components(model, optimizer, False).values())  # nothing of it is on a GPU
 
 
-def test_what_was_taken_stands_beside_what_was_planned():
+def test_measured_memory_is_compared_with_the_plan():
     """The parts add up to the peak, in both columns."""
     held = dict.fromkeys(COMPONENTS, 0) | {FROZEN: 3 * GIB, TRAINABLE: GIB}
     planned = Memory(components={TRAINABLE: GIB, FROZEN: GIB, FOUR_BIT: GIB, OPTIMISER: GIB, LOGITS: GIB}, moment="")

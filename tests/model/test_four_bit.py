@@ -1,4 +1,4 @@
-"""4-bit weights that are kept apart from where they are made, and models on meta that are sent them."""
+"""4-bit weights quantised on one device and stored on another, and meta models that receive them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Each family that trains on images computes what its own processor and forward compute, alone and in packs."""
+"""Vision-language models match their own processor and forward pass, padded and packed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tokens are drawn with their probabilities, each answer by its own numbers."""
+"""Tokens are sampled with their probabilities, each completion by its own random numbers."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ def draw(scores, numbers, **changes):
     return processors(torch.zeros(len(numbers), 3, dtype=torch.long), scores).argmax(dim=-1)
 
 
-def test_shares_are_the_probabilities():
+def test_frequencies_are_the_probabilities():
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
     tokens = draw(probabilities.log().tolist(), [(i, 0) for i in range(4000)])
     shares = np.bincount(tokens, minlength=4) / 4000

@@ -1,4 +1,4 @@
-"""What a method can and cannot do with a family is counted and reported, or refused before a weight is read."""
+"""What is quantised, adapted and trained is counted and reported, or refused before a weight is read."""
 
 import pytest
 from model_helpers import on_meta
@@ -37,7 +37,7 @@ def test_fused_experts_that_all_linear_leaves_out_are_reported_with_their_names(
 
 
 @pytest.mark.slow
-def test_modules_whose_adapters_peft_would_not_find_again_are_reported():
+def test_modules_whose_adapters_peft_could_not_load_again_are_reported():
     assert "peft could not load adapters of model.layers.1.mlp.shared_experts.gate_proj" in str(described("laguna"))
 
 

@@ -1,4 +1,4 @@
-"""A stop token that the model was never trained to write is found from its weights; a trained one is not."""
+"""A stop token whose lm_head row looks untrained is found from the weights; a trained one is not."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""What the loop counts goes through a checkpoint and comes back as if there had been no stop."""
+"""The loop state survives a checkpoint, as if there had been no stop."""
 
 import json
 import math

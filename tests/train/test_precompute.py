@@ -1,4 +1,4 @@
-"""References that are computed before the first step are found again, and never those of other weights or data."""
+"""Cached reference log-probabilities are found again, and never those of other weights or data."""
 
 import shutil
 from types import SimpleNamespace

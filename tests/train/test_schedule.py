@@ -57,7 +57,7 @@ def test_the_shapes_are_those_of_transformers_one_step_on():
             assert ours[warmup:] == pytest.approx([PEAK * theirs(step) for step in range(warmup, total)]), case
 
 
-def test_a_number_of_steps_below_one_is_a_share_of_all_rounded_up():
+def test_a_number_of_steps_below_one_is_a_fraction_of_all_rounded_up():
     assert [count_steps(share, 100) for share in (0, 0.03, 0.001, 0.999)] == [0, 3, 1, 100]
     assert [count_steps(count, 100) for count in (1, 10, 250)] == [1, 10, 250]
 

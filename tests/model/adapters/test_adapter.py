@@ -1,4 +1,4 @@
-"""Adapters begin the same everywhere, go on with their own shape, are refused where they do not fit, and can be off."""
+"""Adapters start the same on all ranks, continue with their own shape, are refused if they do not fit, can be off."""
 
 import re
 
@@ -116,7 +116,7 @@ def test_kinds_and_options_that_do_not_fit_are_named(recipe, adapter):
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_model_with_its_adapters_off_answers_as_its_base_does(recipe, model_folder, tied, is_tied):
+def test_a_model_with_its_adapters_off_computes_as_its_base_does(recipe, model_folder, tied, is_tied):
     """Exactly, whatever trains beside the adapters; and afterwards everything is as it was."""
     folder = tied if is_tied else model_folder
     head = "" if is_tied else ",lm_head"

@@ -1,4 +1,4 @@
-"""What a recipe freezes does not train and keeps its bits; a pattern that chooses nothing is refused."""
+"""Frozen parameters do not train and keep their bits; a pattern that matches nothing is refused."""
 
 import pytest
 import torch

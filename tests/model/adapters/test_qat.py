@@ -1,4 +1,4 @@
-"""qat computes what torchao's own fake quantisation does."""
+"""Quantisation-aware training computes what torchao's own fake quantisation does."""
 
 import pytest
 import torch

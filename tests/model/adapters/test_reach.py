@@ -1,4 +1,4 @@
-"""What text does not reach is found out from the model's own forward, frozen and said."""
+"""Parameters without gradients from text are found by the model's own forward, frozen and reported."""
 
 import pytest
 from model_helpers import on_meta

@@ -1,4 +1,4 @@
-"""Adapters that inference servers refuse or would scale wrongly are told from those that they take."""
+"""Which adapters inference servers load correctly, and which they refuse or would scale wrongly."""
 
 from peft import get_peft_model_state_dict
 

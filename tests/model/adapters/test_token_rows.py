@@ -1,4 +1,4 @@
-"""Rows for new tokens, rows that train alone, and modules that train whole."""
+"""Embedding and lm_head rows of new tokens, trainable token rows, and modules_to_save."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_new_rows_are_the_mean_of_the_others_at_every_start(recipe):
         (False, {"lora_modules_to_save": ["norm"]}, {"norm.modules_to_save.default.weight": 32}),
     ],
 )  # fmt: skip
-def test_what_trains_beside_the_adapters(recipe, model_folder, tied, tie, changes, rows):
+def test_what_trains_with_the_adapters(recipe, model_folder, tied, tie, changes, rows):
     """In float32, also on a bf16 base; ``norm`` is not ``input_layernorm``."""
     model = build(recipe(tied if tie else model_folder, **changes), BF16)
     assert trained(model) == rows

@@ -1,4 +1,4 @@
-"""Packed samples see nothing of each other; everything that is not packed is sdpa's."""
+"""Packed samples do not attend to each other; everything that is not packed is sdpa's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A layer that checkpoints gives the bits of one that does not; the selective one computes no wide product twice."""
+"""Activation checkpointing changes no bit; the selective one recomputes no wide matrix product."""
 
 from collections import Counter
 

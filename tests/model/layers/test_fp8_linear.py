@@ -1,4 +1,4 @@
-"""Products of 8 bits are near those of float32, a token's is its own, and elsewhere every bit stays as it was."""
+"""FP8 matmuls are close to float32, independent for each token, and change nothing elsewhere."""
 
 from copy import deepcopy
 

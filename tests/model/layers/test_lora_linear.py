@@ -1,4 +1,4 @@
-"""A frozen layer with an adapter computes what peft does, in fewer operations; elsewhere peft's own code answers."""
+"""A frozen layer with an adapter computes what peft does, in fewer operations; elsewhere peft's own code runs."""
 
 from copy import deepcopy
 

@@ -93,7 +93,7 @@ def test_it_is_the_loss_of_the_models_own_logits_which_use_a_key_of_the_config_o
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_the_auxiliary_loss_of_the_routers_is_returned_beside_the_losses_that_are_log_probabilities(recomputed):
+def test_the_load_balancing_loss_is_returned_with_the_losses_that_are_log_probabilities(recomputed):
     """The family's own loss: a mean over targets, and the coefficient times the auxiliary loss."""
     reference = tiny("mixtral", router_aux_loss_coef=0.5)
     model = deepcopy(reference)
@@ -230,7 +230,7 @@ def test_values_of_the_logits_are_those_of_full_logits(monkeypatch, chunk_tokens
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_values_that_cannot_be_trained_on_are_refused_in_words(monkeypatch, known):
+def test_values_that_cannot_be_trained_on_are_refused(monkeypatch, known):
     if not known:
         monkeypatch.setattr(loss_head, "_logit_transform", lambda model: None)
     model, _ = with_head("llama", trains=False)

@@ -1,4 +1,4 @@
-"""Rows that train alone compute what peft's own layer computes, without a copy of the table."""
+"""Trainable token rows compute what peft's own layer computes, without a copy of the table."""
 
 import pytest
 import torch

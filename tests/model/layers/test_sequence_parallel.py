@@ -1,4 +1,4 @@
-"""Which models cannot share rows, by their config and settings."""
+"""Which models do not support sequence parallelism, by their config and settings."""
 
 import re
 

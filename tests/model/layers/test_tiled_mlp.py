@@ -1,4 +1,4 @@
-"""Tiles of a row give the losses of the whole row, bit for bit, and the gradients up to the order of their sums."""
+"""The tiled MLP gives the same losses bit for bit, and the same gradients up to the order of their sums."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def trained(settings, plan):
 @pytest.mark.parametrize(
     ("method", "plan", "tolerance"), [("full", FP32, 1e-5), ("lora", FP32, 1e-5), ("qlora", BF16, 2e-2)]
 )
-def test_a_row_in_tiles_is_learned_like_the_whole_row(monkeypatch, method, plan, tolerance):
+def test_a_tiled_row_gives_the_loss_and_gradients_of_the_whole_row(monkeypatch, method, plan, tolerance):
     monkeypatch.setattr(tiled_mlp, "TILE", 32)
     whole, expected, most = trained(recipe(method=method, tiled_mlp=False), plan)
     losses, gradients, most_in_tiles = trained(recipe(method=method), plan)

@@ -1,4 +1,4 @@
-"""Models of text and images are opened whole, trained on text, and written whole, with their towers as they were."""
+"""Vision-language models are loaded, trained on text, and saved with an unchanged vision tower."""
 
 import json
 
@@ -45,7 +45,7 @@ def one_step(model):
 
 
 @pytest.mark.parametrize("family", matrix(FAMILIES))
-def test_a_full_run_writes_the_whole_model_with_its_towers_bit_for_bit(built, tmp_path, family):
+def test_a_full_run_saves_the_whole_model_with_its_vision_tower_bit_for_bit(built, tmp_path, family):
     recipe, model = built(family, BF16, method="full")
     assert one_step(model) == []
     final = tmp_path / "final"

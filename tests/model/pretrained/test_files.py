@@ -1,4 +1,4 @@
-"""Files of a stranger's model folder: what would block, fill the memory or build without end is refused by name."""
+"""Untrusted model folders: what would block, fill the memory or never terminate is refused by name."""
 
 import json
 import os

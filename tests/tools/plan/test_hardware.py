@@ -1,4 +1,4 @@
-"""GPUs by name or memory; what is no GPU is reported."""
+"""GPUs by name or memory; unknown GPUs are reported."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""A model is found by folder, hub id or the name of a shipped shape; what is not one is reported."""
+"""A model is found by folder, hub id or the name of a shipped shape; unknown models are reported."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the command line of ``kit plan`` means."""
+"""The command line of ``kit plan``."""
 
 import pytest
 

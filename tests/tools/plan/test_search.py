@@ -1,4 +1,4 @@
-"""What fits, and what is recommended."""
+"""Which configurations fit, and which is recommended."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ BASE = Workload(shape=find_shape("llama-8b"), method="lora", length=2048, gradie
 GPU = parse_gpu("24GiB")[0]
 
 
-def test_only_ways_that_make_sense_are_tried():
+def test_only_sensible_strategies_are_tried():
     def configs(**changes):
         return [way.config for way in strategies(replace(BASE, **changes))]
 

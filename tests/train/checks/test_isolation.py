@@ -1,4 +1,4 @@
-"""A model in which the samples of a pack see each other is refused before it learns anything."""
+"""A model in which packed samples influence each other is refused before training."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_recurrent_layers_that_are_not_known_are_refused_under_any_attention(imp
         check(random_model(JambaForCausalLM, jamba(), implementation))
 
 
-def test_places_that_count_only_at_the_end_of_a_long_pack_are_refused(monkeypatch):
+def test_positions_that_matter_only_at_the_end_of_a_long_pack_are_refused(monkeypatch):
     config = tiny_config("falcon")
     config.alibi, config.hidden_size, config.num_attention_heads = True, 48, 6  # slopes that bf16 rounds
     model = random_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, "sdpa")
@@ -83,7 +83,7 @@ BY_PLACE = {
 
 
 @pytest.mark.parametrize("family", BY_PLACE)
-def test_a_layer_that_knows_a_token_by_its_place_in_the_row_is_refused(family):
+def test_a_layer_that_depends_on_the_position_in_the_row_is_refused(family):
     config = tiny_config(family)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with pytest.raises(UserError, match="packed samples influence each other in this model"):
@@ -91,7 +91,7 @@ def test_a_layer_that_knows_a_token_by_its_place_in_the_row_is_refused(family):
 
 
 @pytest.mark.parametrize("family", [*BY_PLACE, "deepseek_v32", "axk2", "hy_v4", "dots3_note_text", "llama4"])
-def test_packs_so_long_that_the_place_counts_are_refused_before_weights_are_read(family):
+def test_packs_so_long_that_positions_matter_are_refused_before_weights_are_read(family):
     """In a short pack such a layer does not show, and in bfloat16 it hardly does."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(tiny_config(family))

@@ -1,4 +1,4 @@
-"""Copies are compared by sums that are equal for equal bits only, with as many bytes on any number of ranks."""
+"""Replicas are compared by checksums, with the same traffic on any number of ranks."""
 
 import torch
 
