@@ -10,7 +10,7 @@ from kit.system.visible import joined
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
 from kit.tools.plan.request import OWN, PlanRequest, read_plan_request
 from kit.tools.plan.search import Option, options, recommend
-from kit.tools.plan.shown_plan import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
+from kit.tools.plan.shown_plan import command, configurations, gib, longest_rows, own_config, parts, rows_of, time_lines
 
 if TYPE_CHECKING:
     from kit.data.feed.data import Data
@@ -48,7 +48,7 @@ def _plan(request: PlanRequest) -> list[str]:
     title = f"{request.shape.name}, {request.shape.num_parameters:,} parameters; {rows_of(base)}"
     if best is None:
         none = "Nothing fits. Try a smaller --max_length, a smaller model, or more GPUs or host memory."
-        return [title, where, "", *ways(found), "", f"{none} {FOR_TEACHER}." if request.teacher else none]
+        return [title, where, "", *configurations(found), "", f"{none} {FOR_TEACHER}." if request.teacher else none]
     own = best.workload
     host = gib(sum(best.memory.host.values()))
     lines = [
@@ -70,7 +70,7 @@ def _plan(request: PlanRequest) -> list[str]:
         *lines,
         *longest_rows(best),
         "",
-        *ways(found),
+        *configurations(found),
         "",
         "The recommended configuration needs:",
         *parts(best.memory),

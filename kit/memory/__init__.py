@@ -1,1 +1,1 @@
-"""Memory: what a run needs of a GPU, of its host and of the disk, and what helps when it runs out."""
+"""Memory: what a run needs on a GPU, the host and the disk, and what helps when it runs out."""

@@ -1,4 +1,4 @@
-"""Whether a run that is about to start fits its GPUs and its disk: what is ``auto``, and a refusal if it cannot fit.
+"""Whether a run fits its GPUs and its disk: values for ``auto``, and a refusal if it cannot fit.
 
 Promises: a run is refused only if its tensors alone are larger than a GPU, by more than the formulas may be wrong. What
 they do not describe is never refused.
@@ -113,7 +113,7 @@ def checkpointing_word(how: bool | str) -> str:
 
 
 def planned_workload(recipe: Recipe, topology: Topology, config: Any, teacher: Any = None) -> Workload | None:
-    """Return what the run does as a workload; None if the formulas do not describe it.
+    """Return what the run does as a workload; None if the formulas do not cover it.
 
     Args:
         config: the model's config, as transformers opened it.
@@ -124,7 +124,7 @@ def planned_workload(recipe: Recipe, topology: Topology, config: Any, teacher: A
 
 
 def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) -> tuple[Workload | None, str]:
-    """What the run does, as a workload, and what of it the formulas do not describe; None: they know no such model."""
+    """What the run does, as a workload, and what of it the formulas do not cover; None: not this model."""
     found: list[str] = []
     if topology.strategy.name == "fsdp1":
         found.append(topology.strategy.name)

@@ -62,7 +62,7 @@ CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a run needs."""
+    """The memory that a run needs, in bytes."""
 
     components: dict[str, int]  # of one GPU at its peak: those of ``TENSORS`` that are above 0, and what is assumed
     moment: str  # of the peak: see ``_moments``
@@ -153,7 +153,7 @@ def _teacher(workload: Workload) -> float:
 
 
 def _teacher_pass(teacher: Workload) -> Iterator["Counter[str]"]:
-    """Bytes in a teacher's pass, of which autograd keeps nothing: in a feed-forward part, and as its head is gathered.
+    """Bytes in a teacher's pass, of which autograd keeps nothing: in an MLP, and in the all-gather of its head.
 
     Args:
         teacher: ``Workload.as_teacher``.
@@ -189,7 +189,7 @@ def _gradients(workload: Workload) -> float:
 
 
 def _accumulates(workload: Workload) -> bool:
-    """Whether gradients are there while a micro-batch begins. Those in DDP's buckets lie there all the time."""
+    """Whether gradients exist when a micro-batch begins. Those in DDP's buckets always do."""
     return workload.micro_batches > 1 or (workload.strategy == DDP and not workload.pure_bf16)
 
 
@@ -268,7 +268,7 @@ def chunk_tokens(workload: Workload) -> int:
 
 
 def _gathered_layer(workload: Workload) -> float:
-    """Bytes of one layer as FSDP2 gathers it."""
+    """Bytes of one layer after FSDP2's all-gather."""
     shape, plain = workload.shape, workload.compute_bytes
     adapters = plain * workload.adapter_parameters / shape.num_layers
     if workload.method == "qlora":

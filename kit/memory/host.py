@@ -81,6 +81,6 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
 
 
 def _checkpoint(workload: Workload) -> int:
-    """Bytes of a checkpoint: the weights that train and, unless it has weights only, their moments."""
+    """Bytes of a checkpoint: the trainable weights and, unless it has weights only, their moments."""
     moments = 0 if workload.save_only_model else workload.moment_bytes
     return workload.weight_bytes * workload.trainable_parameters + moments

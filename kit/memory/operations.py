@@ -22,7 +22,7 @@ from kit.model.layers.checkpointing import is_wide
 
 
 def model_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
-    """The same as ``operations_per_token``, without what is computed again to save memory.
+    """The same as ``operations_per_token``, without recomputation to save memory.
 
     These are for comparing configurations: recomputation makes no step faster.
     """
@@ -30,7 +30,7 @@ def model_operations_per_token(workload: Workload, supervised: float = 1.0, seen
 
 
 def operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
-    """Operations of a step per token of its samples: forward and backward pass, and the passes without gradients.
+    """Operations of a step per token of its samples: forward and backward pass, and no-grad passes.
 
     Each token of both halves of a pair counts once, however many passes compute it.
 
@@ -54,7 +54,7 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
 
 
 def orthogonalising_operations(workload: Workload) -> float:
-    """Return the operations of muon's iteration on the matrices of all layers, 0 for another optimiser.
+    """Return the operations of Muon's Newton-Schulz iteration on the matrices of all layers, 0 for another optimiser.
 
     Each of its five steps multiplies a matrix [n, m], n <= m, by its transpose, the product by itself, and that by the
     matrix.
@@ -66,7 +66,7 @@ def orthogonalising_operations(workload: Workload) -> float:
 
 
 def forward_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
-    """Operations of one pass without gradients per token, adapters aside. Arguments as above."""
+    """Operations of one no-grad pass per token, without adapters. Arguments as above."""
     return sum(_forward(workload, supervised, seen)) + _tower(workload)
 
 
@@ -82,7 +82,7 @@ def _tower(workload: Workload) -> float:
 
 
 def _recomputed(workload: Workload, layers: float, attention: float) -> float:
-    """Operations per token that the backward pass does once more: of ``layers`` and ``attention``, and of adapters."""
+    """Operations per token that the backward pass recomputes: of ``layers`` and ``attention``, and of adapters."""
     if not workload.gradient_checkpointing:
         return 0.0
     shape = workload.shape

@@ -158,7 +158,7 @@ def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer |
 
 
 def _table(held: dict[str, int], peak: int, planned: Memory | None) -> list[str]:
-    """Lines: what was taken and, where there is a plan, what was planned. The parts add up to the peak."""
+    """Lines of measured and, if there is a plan, planned memory. The components add up to the peak."""
     taken = {**held, REST: max(0, peak - sum(held.values()))}
     plan = dict.fromkeys(taken, 0)
     for name, size in planned.components.items() if planned else ():

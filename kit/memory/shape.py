@@ -33,11 +33,11 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    """What makes features of images: layers over patches, and a projector of the features to tokens."""
+    """A vision tower: encoder layers over patches, and a projector of their features to tokens."""
 
     layers: "Shape"  # without a vocabulary
     other_parameters: int  # of patches, positions, and norms before and after the layers
-    projector_weights: int  # of its linear modules: what 4 bits are about
+    projector_weights: int  # of its linear modules: what is quantised
     projector_vectors: int  # its other parameters
     patches_per_token: int
     values_per_patch: int  # of its pixels
@@ -68,7 +68,7 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder-only language model, whose layers are all the same, and of its tower, if it has one."""
+    """The sizes of a decoder-only language model with equal layers, and of its vision tower, if it has one."""
 
     name: str
     folder: Path | None  # with the config.json; None for a shape made from a number of parameters
@@ -129,7 +129,7 @@ class Shape:
 
     @property
     def layer_linear_weights(self) -> int:
-        """Weights of the linear modules of one layer: what 4 bits and matrix products are about."""
+        """Weights of the linear modules of one layer: what is quantised, and multiplied."""
         return sum(linear.num_weights for linear in self.linears)
 
     @property

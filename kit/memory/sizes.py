@@ -29,7 +29,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def num_checkpoints(settings: OutputSettings, total_steps: int | None = None) -> int | None:
-    """Return the largest number of checkpoints that are on the disk at once; None if all are kept, who knows how many.
+    """Return the largest number of checkpoints that are on the disk at once; None if all are kept.
 
     A run keeps ``save_total_limit`` checkpoints and, with ``keep_best``, the best one. The newest is complete before an
     older one is deleted, so there is one more.

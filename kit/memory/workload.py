@@ -167,12 +167,12 @@ class Workload:
 
     @property
     def has_lm_head(self) -> bool:
-        """Whether there are logits of the vocabulary, else a head without such a table."""
+        """Whether there are logits of the vocabulary, else a classification or embedding head."""
         return self.declared.head == "lm"
 
     @property
     def sequences(self) -> int:
-        """Sequences of a sample: the two halves of a pair, a text with the one that belongs to it, else one."""
+        """Sequences of a sample: chosen and rejected of a pair, query and positive, else one."""
         return self.declared.sequences_per_sample
 
     @property
@@ -192,17 +192,17 @@ class Workload:
 
     @property
     def num_data_ranks(self) -> int:
-        """Groups of GPUs that get samples of their own."""
+        """Data-parallel ranks: groups of GPUs with their own samples."""
         return self.num_gpus // self.sequence_parallel_size
 
     @property
     def precomputes_reference(self) -> bool:
-        """Whether the reference's passes are made before the first step, see ``Recipe.precomputes_reference``."""
+        """Whether the reference model's passes are made before the first step, see ``Recipe.precomputes_reference``."""
         return self.declared.has_reference and (self.precompute_reference or self.method == "full")
 
     @property
     def passes(self) -> int:
-        """Forward passes without gradients over the tokens of a step that each step makes.
+        """No-grad forward passes over the tokens of a step that each step makes.
 
         The reference's over its samples, and the model's and the reference's over as many mismatched sequences
         (``kit.data.feed.mismatched``).
@@ -213,7 +213,7 @@ class Workload:
 
     @property
     def first_passes(self) -> int:
-        """Forward passes without gradients over all samples before the first step, of mismatched ones as ``passes``."""
+        """No-grad forward passes over all samples before the first step, of mismatched ones as ``passes``."""
         return 1 + int(self.declared.has_mismatched) if self.precomputes_reference else 0
 
     @property

@@ -107,7 +107,7 @@ def folder_fingerprint(folder: Path, config_name: str) -> str:
 
 
 def num_positions(config: Any) -> int | None:
-    """Return the longest input that the model can read, in tokens; None if its config sets no limit."""
+    """Return the model's ``max_position_embeddings``; None if its config sets no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 

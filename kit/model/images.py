@@ -118,7 +118,7 @@ def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
 
 
 def _any_class(self: Any, name: str, argument: Any) -> None:
-    """In place of a check of transformers that imports what videos need."""
+    """Replaces a check of transformers that imports what videos need."""
 
 
 class Images:

@@ -136,7 +136,7 @@ def _count(model: Any) -> "Counter[str]":
 
 
 def _counts(model: Any, count: "Counter[str]", num_base: int, method: str) -> list[str]:
-    """How many parameters there are, adapted and trained."""
+    """The numbers of parameters: all, adapted and trained."""
     counts = [f"weights: {num_base:,} parameters"]
     if method == "qlora":
         counts.append(f"{count['4-bit'] / num_base:.1%} in 4 bit")

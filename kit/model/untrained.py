@@ -119,7 +119,7 @@ def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor)
 
 
 def _trains_row(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
-    """Whether the output row of a token trains under these settings, by an adapter, alone or with the whole head."""
+    """Whether the output row of a token trains: by an adapter, as a single row or with the whole head."""
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
     head = adapted.get_base_model().get_output_embeddings()
     if hasattr(head, "token_adapter"):

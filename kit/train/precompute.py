@@ -112,7 +112,7 @@ def used_samples(data: Data, total_steps: int) -> np.ndarray:
 def key_of_model(
     accelerator: "Accelerator", settings: "MethodSettings", attention: str, seed: int = 0, compiled: bool = False
 ) -> list[Any]:
-    """Return what of a model changes its log-probabilities by more than another order of sums, for the key of an entry.
+    """Return what changes a model's log-probabilities by more than rounding, for the cache key.
 
     Args:
         attention: see ``kit.model.build.attention_of``.

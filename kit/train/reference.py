@@ -49,7 +49,7 @@ def by_sequence(values: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor
 
 @contextmanager
 def without_gradients(prepared: "Prepared") -> Iterator[None]:
-    """In the ``with`` block, the model computes no gradients and has no dropout."""
+    """In the ``with`` block, the model runs in evaluation mode without gradients."""
     was_training = prepared.model.training
     prepared.model.eval()
     try:

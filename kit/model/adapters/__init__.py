@@ -1,1 +1,1 @@
-"""Adapters, and which weights of a model are trained."""
+"""PEFT adapters, and which weights of a model are trained."""

@@ -1,6 +1,6 @@
-"""Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit.
+"""PEFT adapters: attach new or saved ones to a model, and check from shapes alone whether they fit.
 
-LoRA has flags of its own. Other kinds of ``ADAPTER_TYPES`` are made by peft's own config class from
+LoRA has its own flags. Other types of ``ADAPTER_TYPES`` are made by peft's own config class from
 ``adapter_options``. What is refused is found by letting peft attach it to the model on meta.
 """
 
@@ -37,7 +37,7 @@ _FIELD = "adapter_name_or_path"
 # Merged, an adapter on one of the two would change the other as well.
 _TIED = "the embedding or the output head, which are tied in this model: an adapter on them cannot be merged"
 _CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
-# Kinds that add to a weight as it is stored: on 4 bits they would take the packed weights for plain ones.
+# Types that add to a weight as it is stored: on 4 bits they would mistake the packed weights for plain ones.
 _ON_PLAIN_WEIGHTS = {"hra", "loha", "lokr"}
 # What the kit sets itself in the config of an adapter, or has a flag for.
 _NO_OPTIONS = {
@@ -94,7 +94,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
 
 
 def _keep_dtype_of_states(base: Any) -> None:
-    """Let an embedding that trains whole, in float32, give the layers vectors of the dtype of the frozen weights.
+    """Let a fully fine-tuned embedding, in float32, give the layers vectors in the dtype of the frozen weights.
 
     Else all hidden states are float32, which costs memory, and which a layer norm in bf16 does not take on a CPU.
     """
@@ -141,7 +141,9 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
     elif settings.adapter_type == "vera":
         options = {"save_projection": False}
     head = head_of(model.config)
-    if head == "scores" and SCORE not in (whole := options.get("modules_to_save", [])):  # it is new, so it trains whole
+    if head == "scores" and SCORE not in (
+        whole := options.get("modules_to_save", [])
+    ):  # it is new, so it is fully fine-tuned
         options["modules_to_save"] = [*whole, SCORE]
     return _config_class(settings.adapter_type)(
         task_type=TASKS[head],
@@ -191,7 +193,7 @@ def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
 
 
 def _check_kind(settings: MethodSettings) -> list[Problem]:
-    """Check that the kit takes the kind of adapter, and that kind the options."""
+    """Check that the adapter type is supported, and its options exist."""
     kind = settings.adapter_type
     if kind not in ADAPTER_TYPES:
         expected = f"one of {', '.join(ADAPTER_TYPES)}"
@@ -249,7 +251,7 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> None:
 
 
 def _base_flag(base: str | None) -> str:
-    """The flag that gives the model which an adapter names."""
+    """The flag for the base model that an adapter names."""
     return f"its base: --model_name_or_path {shlex.quote(base)}" if base else ""
 
 

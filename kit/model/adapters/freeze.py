@@ -2,7 +2,7 @@
 
 A pattern is a name with ``*``, ``?`` and ``[0-9]``, where ``*`` also stands for dots: ``model.layers.[0-9].*``.
 A tied weight has several names, and is chosen by any of them. ``vision``, ``projector`` and ``language`` stand for the
-parts of a model that reads images. Without their names what is not language stays frozen.
+parts of a vision-language model. Without their names what is not language stays frozen.
 """
 
 import re
@@ -67,7 +67,7 @@ def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
 
 
 def _part_of(model: Any) -> dict[str, str]:
-    """The part of each parameter by its name; empty for a model that reads text alone."""
+    """The part of each parameter by its name; empty for a text-only model."""
     if model.config.get_text_config() is model.config:
         return {}
     towers = tuple(f"{name}." for name in unreached_parts(model))

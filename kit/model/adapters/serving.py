@@ -18,7 +18,7 @@ def merge_command(adapter: str | Path) -> str:
 
 
 def serve_command(model: str | Path) -> str:
-    """Return the command by which vLLM serves the model in the folder ``model``, which is none of an adapter."""
+    """Return the command by which vLLM serves the model in the folder ``model``, which is a full model."""
     return f"vllm serve {shlex.quote(str(model))}"
 
 

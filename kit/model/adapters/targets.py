@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from kit.config.expressions import is_expression, matches
 from kit.model.adapters.reach import trace, unreached_parts
 
-# Names of modules that choose experts: an adapter on them would change which expert a token reaches.
+# Names of MoE routers: an adapter on them would change which expert a token reaches.
 _ROUTER = re.compile(r"(^|\.)(\w*router\w*|gate|\w*expert_gate)(\.|$)")
 _EXPERTS = re.compile(r"(^|\.)\w*experts?(\.|$)")
 # Linear modules whose weights the model reads itself, past the module's own forward: neither adapter nor 4 bits work.
@@ -92,7 +92,7 @@ def modules_taken_for_experts(model: Any) -> list[str]:
 
 
 def lost_on_reload(model: Any) -> list[str]:
-    """Return the names of linear modules whose saved adapters peft would not find when it opens them.
+    """Return the names of linear modules whose saved adapters peft could not load.
 
     It applies to an adapter's names the patterns that convert checkpoints of the family. A pattern that also matches
     present names changes them (Laguna: shared_experts).
@@ -156,7 +156,7 @@ def is_fused_expert(name: str, parameter: torch.nn.Parameter) -> bool:
 
 
 def is_router(name: str) -> bool:
-    """Return whether a module of this name chooses experts, or lies in one that does."""
+    """Return whether a module of this name is an MoE router, or part of one."""
     return bool(_ROUTER.search(name))
 
 

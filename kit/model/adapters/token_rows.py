@@ -5,8 +5,8 @@ Promises:
 - A new row starts as the mean of the rows of all earlier tokens, without noise: the same on every rank and at every
   start. A vocabulary that is padded gives its free rows first.
 - With adapters, the rows of ``new_tokens`` and ``trainable_tokens`` train and are saved, in the embedding and, where it
-  is a matrix of its own, in the head. Modules of ``lora_modules_to_save`` train whole. Both are peft's own mechanisms,
-  so plain peft opens the result.
+  is not tied, in the head. Modules of ``lora_modules_to_save`` are fully fine-tuned. Both are peft's own mechanisms, so
+  plain peft opens the result.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _ROWS = "--trainable_tokens or --new_tokens, whose rows stay tied"
 
 
 def num_rows(model: Any) -> int:
-    """Return the number of rows of the embedding."""
+    """Return the number of rows of the embedding: the vocabulary of the model."""
     return model.get_input_embeddings().weight.shape[0]
 
 
@@ -83,7 +83,7 @@ def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, 
 
 
 def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> Iterator[Problem]:
-    """Check ``lora_modules_to_save``, and whether rows of this model can train alone."""
+    """Check ``lora_modules_to_save``, and whether single rows of this model can train."""
     targets, head = settings.lora_target_modules, meta_model.get_output_embeddings()
     modules = dict(meta_model.named_modules())
     if isinstance(targets, list):
@@ -135,7 +135,7 @@ def _check_rows(settings: MethodSettings, model: Any, adapted: set[str]) -> Iter
 
 
 def flag_of_whole_tables(model: Any) -> str:
-    """Return the flag by which embedding and head train whole; empty where peft would take a tied head for another.
+    """Return the flag that fully fine-tunes embedding and head; empty where peft would mistake a tied head.
 
     It keeps the tie of an embedding that has one of two names; with any other, the head would stay as it was.
     """

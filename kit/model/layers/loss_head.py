@@ -1,4 +1,4 @@
-"""Compute the loss of each supervised token from hidden states, without logits for all positions.
+"""Chunked cross-entropy: the loss of each supervised token from hidden states, without logits for all positions.
 
 The loss is computed inside the forward of the output head, because under every strategy the weights of the head are
 gathered there. Logits are computed only for positions that predict a supervised token, in chunks. They are not kept for
@@ -73,7 +73,7 @@ def install_loss_head(
     loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
-    - ``dummy_images``: arguments of the tower of a model that reads images. It computes them, and nothing depends on
+    - ``dummy_images``: inputs of the vision tower without images in the batch. It computes them, and nothing depends on
       the result: so a rank without an image has the collectives, and the zero gradients, of those with some. A call
       without ``targets`` takes it too.
     - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
@@ -170,7 +170,7 @@ class _Wanted(NamedTuple):
     router_loss: bool
 
     def at(self, shared: SequenceSlice) -> "_Wanted":
-        """What is asked of this process, which has some of the targets."""
+        """What is asked of this rank, which has some of the targets."""
         of_own: TargetValues | None = None
         if of_whole := self.target_values:
 
@@ -235,7 +235,7 @@ class _HeadLosses:
 
 
 class _LinearWithSum:
-    """The products of one call with a trained linear head, whose parts of the gradient are added up in float32.
+    """The matmuls of one call with a trainable linear head, whose gradient is accumulated over chunks in float32.
 
     Autograd would add them up in the dtype of the products. In bf16 the gradient of 128 chunks would have seven times
     the error of one chunk's.
@@ -311,7 +311,7 @@ class _ModelLosses:
     def __call__(
         self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any, shared: SequenceSlice | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the loss of each target, float32 [S], or its values; and the routers' loss, if it is asked for."""
+        """Return the loss of each target, float32 [S], or its values; and the load-balancing loss, if asked for."""
         if shared:
             kwargs, wanted = shared.inputs(kwargs), wanted.at(shared)
         routers = wanted.router_loss and self._router_aux_loss_coef > 0
@@ -355,7 +355,7 @@ class _ModelLosses:
         return shared.gather(losses) if shared else losses, self._router_loss(aux_loss)
 
     def share(self, model: Any, wanted: _Wanted, kwargs: dict[str, Any]) -> SequenceSlice | None:
-        """Return this process's part of the rows; None if it computes them whole."""
+        """Return this rank's slice of the sequences; None without sequence parallelism."""
         if self._sequence_group is None or model.uses_own_logits:
             return None
         return SequenceSlice(self._sequence_group, kwargs["input_ids"], wanted.target_positions)

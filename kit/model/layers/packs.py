@@ -52,7 +52,7 @@ class Packs:
         self._lengths = lengths or ()
 
     def apart(self, forward: Callable[..., torch.Tensor], hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return what a layer computes of hidden states [B, T, h], each sample as a row of its own."""
+        """Return what a layer computes of hidden states [B, T, h], each sample in a separate row."""
         if not self._lengths:
             return forward(hidden, **kwargs)
         samples = hidden.flatten(0, 1).split(self._lengths)
@@ -72,7 +72,7 @@ def layers_along_rows(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def install_packs(model: torch.nn.Module) -> Packs | None:
-    """Let the recurrent layers and convolutions of ``model`` see one sample of a pack at a time.
+    """Let the recurrent layers and convolutions of ``model`` process one packed sample at a time.
 
     Returns:
         What must know the samples of each forward pass; None if the model has no such layer.

@@ -14,7 +14,7 @@ class SequenceGroup:
         self.group, self.index, self.size = group, index, size
 
     def whole_rows(self, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Give tokens for heads: of each of ``states``, [B, H, T / N, D], return [B, H / N, T, D].
+        """All-to-all from sequence to head sharding: of each of ``states``, [B, H, T / N, D], return [B, H / N, T, D].
 
         Heads whose number N does not divide, which may be those of keys and values, are repeated until it does.
         """
@@ -28,7 +28,7 @@ class SequenceGroup:
         return rows.split([each.shape[2] for each in by_process], dim=1)
 
     def own_tokens(self, attended: torch.Tensor) -> torch.Tensor:
-        """Give heads for tokens: of [B, T, H / N, D] return [B, T / N, H, D]."""
+        """All-to-all from head to sequence sharding: of [B, T, H / N, D] return [B, T / N, H, D]."""
         by_process = attended.unflatten(1, (self.size, -1)).movedim(1, 0)  # [N, B, T / N, H / N, D]
         return _Exchange.apply(by_process, self.group).permute(1, 2, 0, 3, 4).flatten(2, 3)
 

@@ -28,7 +28,7 @@ _NO_BOUNDS = {"doge", "nemotron"}
 
 
 class _Gather(torch.autograd.Function):
-    """Puts the values of this process's targets among those of all processes."""
+    """All-gathers the values of the targets of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, at: torch.Tensor, num_targets: int, group: Any) -> torch.Tensor:
@@ -51,7 +51,7 @@ def indices(mask: torch.Tensor) -> torch.Tensor:
 
 
 class SequenceSlice:
-    """This process's part of the rows of one micro-batch.
+    """This rank's slice of the sequences of one micro-batch.
 
     The host waits for the device once, to learn how many targets are here.
     """
@@ -74,12 +74,12 @@ class SequenceSlice:
         self.target_positions = (target_positions // length * self._num_tokens + place)[self.at]
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return this process's part of [B, T] or [B, T, d]."""
+        """Return this rank's slice of [B, T] or [B, T, d]."""
         padding = (0, 0) * (tokens.ndim - 2) + (0, self._missing)
         return F.pad(tokens, padding)[:, self._start : self._start + self._num_tokens]
 
     def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the decoder for this part, from those for whole rows.
+        """Return the arguments of the decoder for this slice, from those for whole rows.
 
         A row that is no pack is a sample: its padding comes after all that attends.
         """

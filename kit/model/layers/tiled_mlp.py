@@ -4,7 +4,7 @@ They map each token by itself, so their backward pass can be made for one tile o
 its input and computes the rest again. As in https://arxiv.org/abs/2506.13996, section 3.1.1.
 
 Promises: a value is the same sum as without tiles; a kernel may add up a short last tile in another order. The gradient
-of a weight adds up the tiles' parts, so its last bits differ. Dropout in adapters draws other masks. Importing this
+of a weight adds up the tiles' parts, so its last bits differ. Dropout in adapters uses other masks. Importing this
 needs no torch, so that memory can be planned without it.
 """
 
@@ -25,7 +25,7 @@ def check_tiled_mlp(model: Any) -> list[Problem]:
 
 
 def install_tiled_mlp(model: Any) -> None:
-    """Let the MLPs of ``model``, and the norms of whole states, compute by tiles. Call it when it has its adapters."""
+    """Let the MLPs of ``model``, and the norms of whole states, compute in chunks. Call it after adapters are attached."""
     hidden_size = model.config.get_text_config().hidden_size
     named = (each for each in model.modules() if "Norm" in type(each).__name__)
     # Some norms have no weight, and norms of heads one [heads, size of a head].

@@ -68,7 +68,7 @@ def class_that_dequantises(config: Any) -> str:
 
 @contextmanager
 def dequantising(config: Any, name: str) -> Iterator[None]:
-    """In the ``with`` block, transformers reads the weights of a checkpoint with this ``config`` as plain ones.
+    """In the ``with`` block, transformers dequantises the weights of a checkpoint with this ``config``.
 
     Args:
         name: of the checkpoint, for messages.

@@ -47,7 +47,7 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
 
 
 def _template_of_processor(name: str, settings: MethodSettings) -> str | None:
-    """The chat template that older models of text and images have in a file of its own; None if there is none.
+    """The chat template that older vision-language models have in a separate file; None if there is none.
 
     A ``chat_template.jinja`` has been read with the tokenizer.
     """

@@ -25,7 +25,7 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:,.1f} GiB"
 
 
-def ways(found: list[Option]) -> list[str]:
+def configurations(found: list[Option]) -> list[str]:
     """A table with a line for each configuration, as ``options`` returns them."""
     rows = []
     for option in found:
@@ -67,7 +67,7 @@ def rows_of(own: Workload) -> str:
 
 
 def parts(memory: Memory) -> list[str]:
-    """What fills a GPU at the peak, the host's memory and the disk, a line each."""
+    """GPU memory at the peak, host memory and disk by component, a line each."""
     lines = [f"GPU memory at the peak ({memory.moment}), {gib(memory.peak)}:"]
     lines += [f"  {name:<34} {gib(number):>10}" for name, number in memory.components.items() if number > GIB / 100]
     for title, sizes in (("host memory per machine:", memory.host), ("disk:", memory.disk)):
@@ -124,7 +124,7 @@ def longest_rows(option: Option) -> list[str]:
 
 
 def own_config(own: Workload) -> str:
-    """What to do where no shipped config will do for the command; empty if one does."""
+    """What to do where no shipped config fits the command; empty if one does."""
     copied = f"my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml"
     if own.num_machines > 1:
         return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node-and-debugging.md)"

@@ -116,7 +116,7 @@ def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
 
 
 def _launches(workload: Workload) -> float:
-    """Kernels that a step launches, but for those of its optimiser and of collectives."""
+    """Kernel launches of a step, without those of its optimiser and of collectives."""
     forward, backward = LAUNCHES[workload.method][workload.fuses]
     passes = 1 + workload.passes + (1 if workload.gradient_checkpointing else 0)
     chunks = math.ceil(workload.tokens / chunk_tokens(workload)) * (1 + workload.passes)
@@ -125,7 +125,7 @@ def _launches(workload: Workload) -> float:
 
 
 def _elementwise_bytes(workload: Workload, supervised: float) -> float:
-    """Bytes per token that all but products and attention read and write."""
+    """Bytes per token that elementwise operations read and write."""
     shape = workload.shape
     passes = PASSES_IF_FUSED if workload.fuses else PASSES
     again = 4 / 3 if workload.gradient_checkpointing else 1.0
@@ -168,7 +168,7 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
 
 
 def exchange_bytes(workload: Workload) -> float:
-    """Bytes that a GPU sends in a step around attention, in each pass: queries, keys and values, and the output."""
+    """Bytes of the all-to-alls of sequence parallelism in a step: queries, keys and values, and the output."""
     n = workload.sequence_parallel_size
     width = 2 * workload.shape.query_size + 2 * exchanged_kv_size(workload)
     passes = 2 + workload.passes + (workload.gradient_checkpointing is True)
@@ -194,7 +194,7 @@ def _optimiser_bytes(workload: Workload) -> float:
 
 
 def _orthogonalising_seconds(workload: Workload, gpu: Gpu) -> float:
-    """Seconds of muon's iteration, for which sharded matrices are gathered in bf16."""
+    """Seconds of Muon's Newton-Schulz iteration, for which sharded matrices are all-gathered in bf16."""
     if not (operations := orthogonalising_operations(workload)):
         return 0.0
     group = workload.num_shards
@@ -203,13 +203,13 @@ def _orthogonalising_seconds(workload: Workload, gpu: Gpu) -> float:
 
 
 def _offloading_seconds(workload: Workload) -> float:
-    """Seconds in which the inputs of layers are copied to the host and back, all but the last one's way back."""
+    """Seconds of the copies of activation offload, to the host and back, without the last one's way back."""
     size = workload.tokens * offloaded(workload) * (2 * workload.shape.num_layers - 1)
     return workload.micro_batches * size / HOST_LINK
 
 
 def _host_seconds(workload: Workload) -> float:
-    """Seconds that offloading adds: weights to the GPU and gradients back for each micro-batch, AdamW on the host."""
+    """Seconds of CPU offload (FSDP): weights to the GPU and gradients back per micro-batch, AdamW on the host."""
     if not workload.strategy.offloads:
         return 0.0
     here = min(workload.num_gpus, workload.gpus_per_machine)

@@ -90,7 +90,7 @@ def _update(parts: list[torch.Tensor], group: dict[str, Any], step: int, key: tu
 
 
 def stochastic_round(exact: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Round finite float32 values, in place, to values that bf16 has.
+    """Round finite float32 values stochastically, in place, to bf16 values.
 
     Args:
         noise: int32, uniform from 0 to 2^16 - 1. With these added, the bits that bf16 lacks carry over to those that it

@@ -36,7 +36,7 @@ class Muon(torch.optim.Muon):
                 self._update(weight, gradient.lerp(momentum, group["momentum"]), group)
 
     def _update(self, weight: Any, direction: Any, group: dict[str, Any]) -> None:
-        """Move a matrix.
+        """Update a matrix.
 
         Args:
             direction: the gradient, mixed with its momentum by Nesterov's rule; sharded as ``weight``.
@@ -51,7 +51,7 @@ class Muon(torch.optim.Muon):
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Both as one optimiser, whose groups and states are theirs."""
+    """Muon and AdamW as one optimiser, with their parameter groups and states."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         """

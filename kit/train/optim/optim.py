@@ -37,7 +37,7 @@ class AdamW(torch.optim.AdamW):
 def build_optimizer(
     model: torch.nn.Module, settings: "OptimSettings", peak_learning_rate: float, seed: int = 0
 ) -> torch.optim.Optimizer:
-    """Build the optimiser of the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
+    """Build the optimiser of the trainable weights. Norms and biases get no weight decay.
 
     With ``loraplus_lr_ratio`` the learning rate of the B matrices is so many times higher (LoRA+, Hayou et al. 2024,
     https://arxiv.org/abs/2402.12354), and with them DoRA's vectors, as in peft. ``embedding_learning_rate`` is the rate
@@ -108,7 +108,7 @@ def can_skip(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
 
 
 def step_unless(optimizer: torch.optim.Optimizer, found_inf: torch.Tensor) -> None:
-    """Update the weights unless ``found_inf``, a bool [] on their device, which the host need not know.
+    """Update the weights unless ``found_inf``, a bool [] on their device, without a host synchronisation.
 
     If it is true, weights and state keep every bit. ``can_skip`` says of which optimisers this holds.
     """
