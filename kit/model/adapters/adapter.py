@@ -141,9 +141,8 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
     elif settings.adapter_type == "vera":
         options = {"save_projection": False}
     head = head_of(model.config)
-    if head == "scores" and SCORE not in (
-        whole := options.get("modules_to_save", [])
-    ):  # it is new, so it is fully fine-tuned
+    # A new head is fully fine-tuned.
+    if head == "scores" and SCORE not in (whole := options.get("modules_to_save", [])):
         options["modules_to_save"] = [*whole, SCORE]
     return _config_class(settings.adapter_type)(
         task_type=TASKS[head],

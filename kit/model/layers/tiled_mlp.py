@@ -25,7 +25,7 @@ def check_tiled_mlp(model: Any) -> list[Problem]:
 
 
 def install_tiled_mlp(model: Any) -> None:
-    """Let the MLPs of ``model``, and the norms of whole states, compute in chunks. Call it after adapters are attached."""
+    """Let MLPs and norms of ``model`` compute in chunks. Call this after adapters are attached."""
     hidden_size = model.config.get_text_config().hidden_size
     named = (each for each in model.modules() if "Norm" in type(each).__name__)
     # Some norms have no weight, and norms of heads one [heads, size of a head].

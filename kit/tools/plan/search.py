@@ -130,7 +130,7 @@ def recommend(found: list[Option], method: Method) -> Option | None:
     """Return the recommended one of ``options``; None if nothing fits.
 
     The method is kept if it fits in any way, since another one trains something else. Else the next smaller one that
-    fits is taken, else a larger one. Of the configurations that fit, the simplest of those that are about the fastest is taken.
+    fits is taken, else a larger one; of the configurations that fit, the simplest of about the fastest ones.
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
     for each in order:
