@@ -249,7 +249,7 @@ class AnswerFinder:
         An answer may be several messages, each with a header. If it is nowhere whole, this is after the last header;
         and None if there is no header after the messages before the answer.
         """
-        # Earlier answers may be rendered differently than in the prompt, or be left out: the prompt is checked for them.
+        # Earlier answers may be rendered differently than in the prompt, or be left out: the prompt has them.
         others = [message for message in messages[:i] if message["role"] != "assistant"]
         starts: list[int] = []
         while (at := text.rfind(header, 0, limit)) >= 0:

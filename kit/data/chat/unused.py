@@ -113,7 +113,7 @@ class Unused:
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
-        """Count the unused columns and keys of a row. Returns a problem for each part that would change the training."""
+        """Count the unused columns and keys of a row. Returns those that would change the training."""
         meanings: dict[str, str] = {}  # of each column or key; empty if it changes nothing
         for column, value in opened(row, self._read).items():
             if column not in self._read:
