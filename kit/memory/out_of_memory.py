@@ -20,7 +20,7 @@ from kit.memory.fit import planned_workload
 from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory, predict
 from kit.memory.sizes import format_bytes
 from kit.strategy.gradients import keeps_gradients
-from kit.strategy.weights import gathered_weights, own_part, own_shards
+from kit.strategy.weights import own_part, own_shards, unsharded_weights
 from kit.system.errors import UserError, causes, first_line, out_of_memory
 from kit.system.phases import TRAINING, Phase
 from kit.system.visible import Layout, joined
@@ -142,7 +142,7 @@ def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer |
         here = [tensor for tensor in own if (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta]
         return sum(tensor.numel() * tensor.element_size() for tensor in here)
 
-    gathered = num_bytes(gathered_weights(model))
+    gathered = num_bytes(unsharded_weights(model))
     shards = own_shards(model)
     parameters = list(model.parameters()) if shards is None else shards
     trainable = [p for p in parameters if p.requires_grad]

@@ -1,1 +1,1 @@
-"""From an Accelerate config to a model on all ranks. The only package that knows DDP, FSDP and launchers."""
+"""Distributed training: from an Accelerate config to a model on all ranks. Only this package knows DDP and FSDP."""

@@ -1,7 +1,7 @@
 """Start the run's only ``Accelerator``, and prepare the model and the optimiser with it.
 
-Promises: the run uses the strategy that was asked for, or stops before it loads weights. Without a GPU, the same
-sharding and collectives run on the CPU (a rehearsal).
+Promises: the run uses the requested strategy, or stops before it loads weights. Without a GPU, the same sharding and
+collectives run on the CPU (dry run).
 """
 
 import copy
@@ -35,7 +35,7 @@ from kit.strategy.processes.rendezvous import collective_timeout, join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, gpu_memory, strategy_name
-from kit.strategy.weights import StartWeights
+from kit.strategy.weights import InitialWeights
 from kit.system.errors import Problem, TrainingError
 
 if TYPE_CHECKING:
@@ -45,27 +45,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """What a step or an evaluation needs: the model and the optimiser, wrapped and sharded, and their surroundings."""
+    """The model and the optimiser, wrapped and sharded, and what else a step or an evaluation needs."""
 
     accelerator: "Accelerator"
     ranks: Ranks  # the data rank of this process
     model: "torch.nn.Module"
     optimizer: "torch.optim.Optimizer | None"  # None: nothing is trained
     strategy: ActualStrategy
-    start: StartWeights | None = None  # of the reference; None: it is the model without its adapters
+    initial_weights: InitialWeights | None = None  # the reference model; None: the model without its adapters
     has_stepped: bool = False  # in this process
 
-    def keep_start(self) -> None:
-        """Keep the weights as they are now, in host memory: those of the reference. Called by all ranks."""
-        self.start = StartWeights(self.model)
+    def keep_initial_weights(self) -> None:
+        """Keep a copy of the current weights in host memory: the reference model. Called by all ranks."""
+        self.initial_weights = InitialWeights(self.model)
 
     def reference(self) -> AbstractContextManager[None]:
-        """In the ``with`` block, the model is its reference: as it was at the start. Called by all ranks."""
-        return self.start.in_place() if self.start else adapters_off(self.model)
+        """In the ``with`` block, the model is the reference model: the initial policy. Called by all ranks."""
+        return self.initial_weights.swapped_in() if self.initial_weights else adapters_off(self.model)
 
     @property
     def processes(self) -> Ranks:
-        """Each process as a rank of its own, where they do not share rows: generation, gradients."""
+        """Each process as a rank of its own, without sequence parallelism: for generation and gradients."""
         return data_ranks(self.accelerator)
 
     @property
@@ -76,7 +76,7 @@ class Prepared:
 
     @property
     def computes_in_float32(self) -> bool:
-        """Whether all products are in float32, and none in bf16 or TF32."""
+        """Whether all matmuls are in float32, and none in bf16 or TF32."""
         import torch
 
         return self.accelerator.mixed_precision == "no" and torch.get_float32_matmul_precision() == "highest"
@@ -86,13 +86,13 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     """Join the process group, create the ``Accelerator``, and check that it has the strategy of ``topology``.
 
     Args:
-        facts: what must be the same on all ranks.
+        facts: must be equal on all ranks.
 
     Returns:
         The accelerator, and how this process must load weights.
 
     Raises:
-        TrainingError: strategy, precision or number of processes differ from ``topology``, or a rank did not arrive.
+        TrainingError: strategy, precision or world size differ from ``topology``, or a rank did not join.
         UserError: ranks differ in ``facts``, or their machines cannot reach each other by name, or the port of the
             rendezvous is in use, or the package of FlashAttention 3 is broken.
     """
@@ -109,16 +109,16 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if recipe.deterministic or on_cpu:
-        # On a CPU too, threads add gradients of weights that are taken by index, as gpt-oss takes biases of experts, in
-        # any order. What has no other way there may stay as it is, unless it was asked for.
+        # On a CPU too, threads sum the gradients of indexed weights (the expert biases of gpt-oss) in any order. An
+        # operation without a deterministic kernel is allowed, unless ``deterministic`` was set.
         torch.use_deterministic_algorithms(True, warn_only=not recipe.deterministic)
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", not on_cpu)  # noqa: B010 its type is not known
     if not on_cpu:
-        # TF32 by default only where the run computes in bf16 anyway: who asked for float32 gets float32.
+        # TF32 by default only with bf16: a run in float32 computes in float32.
         tf32 = topology.mixed_precision == "bf16" if recipe.tf32 is None else recipe.tf32
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    # Where the CPU computes, all of the run or the step of offloaded weights: launchers leave one thread a rank.
-    # The number of threads changes the order of sums, so it is set here and recorded in run.json.
+    # For computing on the CPU, all of the run or the optimiser step of offloaded weights: launchers set one thread per
+    # rank. The number of threads changes the order of sums, so it is set here and recorded in run.json.
     if on_cpu or topology.strategy.offloads:
         torch.set_num_threads(cores_of_rank())
     if topology.strategy != SINGLE:
@@ -175,7 +175,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
 
 
 def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Check that this machine supports the precision, and that the model can be sharded. Needs no weights."""
+    """Check that this machine supports the precision, and that the strategy can shard the model. Needs no weights."""
     problems = check_precision(topology)
     present = {type(module).__name__ for module in meta_model.modules()}
     layers = f"one of {', '.join(sorted(name for name in present if 'Layer' in name or 'Block' in name))}"
@@ -187,23 +187,23 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
         return problems
     classes = layer_classes(topology, meta_model)
     if not problems and not classes:
-        found = f"{type(meta_model).__name__} does not say which layers to shard"
+        found = f"{type(meta_model).__name__} does not name the layers to shard"
         problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", found, layers, "name it in the config"))
     if shared := _shared_weight(meta_model, classes):
         found = f"{topology.config_name}: layers of {type(meta_model).__name__} share weights ({shared})"
-        problems.append(Problem("config", found, "layers that can be sharded apart", "--config ddp"))
+        problems.append(Problem("config", found, "layers that do not share weights", "--config ddp"))
     return problems
 
 
 def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Check that FSDP can shard the adapters, and that FSDP1 can train what is beside them or frozen towers.
+    """Check that FSDP can shard the adapters, and that FSDP1 can train the modules next to adapters or frozen towers.
 
-    Under FSDP1 each module that trains is a unit, which is gathered whenever it is called: all ranks must call it
-    equally often. A weight that two modules share would be in both units. ``meta_model`` is not changed.
+    Under FSDP1 each trainable module is a unit, which is all-gathered at each call: all ranks must call it equally
+    often. A weight that two modules share would be in both units. ``meta_model`` is not changed.
     """
     kind = settings.adapter_type
     if settings.method != "full" and topology.strategy.name == "fsdp1" and kind not in ("lora", "oft"):
-        found = f"{kind} under FSDP1, which makes units of the modules of lora and oft only"
+        found = f"{kind} under FSDP1, which supports lora and oft only"
         return [Problem("adapter_type", found, fix="--config fsdp")]
     if settings.method != "full" and topology.strategy.name == "fsdp2" and kind in ("vera", "pvera"):
         found = f"{kind} under FSDP2: its projections are buffers in float32, which sharding does not cast"
@@ -219,16 +219,18 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
     if settings.method == "full":
         freeze_unreached_parts(adapted, named_towers(adapted, settings))
         if _is_tied(adapted) and head.weight.requires_grad and not all(p.requires_grad for p in adapted.parameters()):
-            found = "frozen weights, and a head that is tied to the embedding: one weight cannot be in two units"
+            found = "frozen weights, and a head that is tied to the embedding: one weight cannot be in two FSDP units"
     elif getattr(adapted.peft_config["default"], "target_parameters", None):
-        found = "an adapter on experts, whose weights FSDP1 does not gather for it"
+        found = "an adapter on experts, whose weights FSDP1 does not all-gather for it"
     elif head_of(meta_model.config) == "lm" and any(p.requires_grad for p in head.parameters()):
-        found = "an output head that trains beside adapters: a rank would gather it for each chunk of its own targets"
+        found = (
+            "an output head that trains next to adapters: a rank would all-gather it for each chunk of its own targets"
+        )
     return [Problem("config", f"fsdp1: {found}", fix="--config fsdp")] if found else []
 
 
 def _shared_weight(model: "torch.nn.Module", classes: tuple[str, ...]) -> str:
-    """The name of a weight that two layers share, which sharding would make two; empty if there is none (Zamba)."""
+    """The name of a weight that two layers share (Zamba), of which sharding would make two; empty if there is none."""
     owners: dict[int, str] = {}
     for name, layer in model.named_modules():
         if type(layer).__name__ in classes:
@@ -259,8 +261,8 @@ def prepare(
         optimizer: None: nothing will be trained.
 
     Raises:
-        TrainingError: a layer that should be sharded is not, there are more or fewer copies than asked for, or tied
-            embeddings are no longer tied.
+        TrainingError: a layer that should be sharded is not, the number of replicas is wrong, or tied embeddings are no
+            longer tied.
     """
     import torch
 
@@ -288,14 +290,14 @@ def prepare(
     num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
     num_sharded = sum(is_sharded_layer(module, classes) for module in model.modules())
     if plugin is not None and (num_sharded != num_layers or not num_sharded):
-        raise TrainingError(f"{num_sharded} of {num_layers} layers {', '.join(classes)} came out sharded")
+        raise TrainingError(f"{num_sharded} of {num_layers} layers {', '.join(classes)} are sharded")
     if tied and not _is_tied(accelerator.unwrap_model(model)):
-        raise TrainingError("input and output embeddings are tied in the model and came out as two")
+        raise TrainingError("input and output embeddings are tied in the model, but no longer after wrapping")
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if topology.strategy.name == "fsdp1":  # it shows this rank's shards only; the other strategies show whole tensors
         trainable = int(accelerator.reduce(torch.tensor(trainable, device=accelerator.device)).item())
     if (copies := num_replicas(model)) != topology.num_replicas:
-        raise TrainingError(f"asked for {topology.num_replicas} copies of the model, got {copies}")
+        raise TrainingError(f"asked for {topology.num_replicas} replicas of the model, got {copies}")
     actual = replace(
         planned_strategy(topology, model),
         device=torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type,
@@ -331,7 +333,7 @@ def data_ranks(accelerator: "Accelerator", num_parts: int = 1) -> Ranks:
     """Return the data rank of this process, and how to sum tensors over all data ranks.
 
     Args:
-        num_parts: processes that share each row, neighbours; each has the same numbers.
+        num_parts: group size of sequence parallelism, of neighbours; each has the same numbers.
     """
     index, part = divmod(accelerator.process_index, num_parts)
 
@@ -343,12 +345,12 @@ def data_ranks(accelerator: "Accelerator", num_parts: int = 1) -> Ranks:
 
 
 def _sequence_group(size: int, timeout_seconds: float) -> SequenceGroup | None:
-    """The processes with which this one shares rows; None if it shares none. Called by all ranks."""
+    """The sequence-parallel group of this process; None without sequence parallelism. Called by all ranks."""
     import torch
 
     if size == 1:
         return None
-    # Else it has torch's own time-out, whatever the group of all processes has.
+    # Without it, torch's default time-out would apply.
     group, _ = torch.distributed.new_subgroups(size, timeout=collective_timeout(timeout_seconds))
     return SequenceGroup(group, torch.distributed.get_rank() % size, size)
 
@@ -356,7 +358,7 @@ def _sequence_group(size: int, timeout_seconds: float) -> SequenceGroup | None:
 def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
     """Sum a tensor over all processes, on its device. Called by all ranks.
 
-    Numbers of the host stay there: the process group has gloo for them, so no device is waited for.
+    CPU tensors stay there: the process group has gloo for them, so nothing waits for a device.
     """
     import torch
 

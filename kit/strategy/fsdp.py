@@ -53,9 +53,9 @@ def fsdp_plugin(topology: Topology) -> Any:
 
 
 def replica_groups(topology: Topology) -> Any:
-    """Create Accelerate's ``ParallelismConfig`` of hybrid sharding; None if ``topology`` has one copy of the model.
+    """Create Accelerate's ``ParallelismConfig`` of HSDP; None if ``topology`` has one replica of the model.
 
-    Neighbouring ranks, which launchers put on one machine, share a copy.
+    Neighbouring ranks, which launchers put on one machine, share a replica.
     """
     if topology.num_replicas == 1:
         return None
@@ -65,7 +65,7 @@ def replica_groups(topology: Topology) -> Any:
 
 
 def force_fsdp(accelerator: "Accelerator", plugin: Any, groups: Any = None) -> None:
-    """Make ``accelerator`` use FSDP on a CPU, hybrid if there are ``groups``.
+    """Make ``accelerator`` use FSDP on a CPU, HSDP if there are ``groups``.
 
     Accelerate would silently use DDP there, although torch supports FSDP on a CPU.
     """
@@ -82,9 +82,9 @@ def force_fsdp(accelerator: "Accelerator", plugin: Any, groups: Any = None) -> N
 
 @contextmanager
 def kept_in_bf16(model: "torch.nn.Module") -> Iterator[None]:
-    """In the ``with`` block, in which the model is sharded, hide from Accelerate that its weights in bf16 are trained.
+    """In the ``with`` block, in which the model is sharded, hide from Accelerate that bf16 weights are trained.
 
-    It would make float32 of them for FSDP2.
+    It would cast them to float32 for FSDP2.
     """
     import torch
 
@@ -97,7 +97,7 @@ def kept_in_bf16(model: "torch.nn.Module") -> Iterator[None]:
 
 
 def num_replicas(model: "torch.nn.Module") -> int:
-    """Return the number of copies of a sharded model; 1 if all processes share one, or nothing is sharded."""
+    """Return the number of replicas of a sharded model; 1 if all processes share one, or nothing is sharded."""
     return max((num_copies(parameter) for parameter in model.parameters()), default=1)
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def clip_grad_norm(model: "torch.nn.Module", trained: "list[torch.nn.Parameter]", max_norm: float) -> "torch.Tensor":
     """Clip the gradients in place to ``max_norm``; 0 only measures. Called by all ranks.
 
-    The bits are those of torch's ``clip_grad_norm_``, but that norms of gradients in bf16 are in float32. The host
-    spends a dozen milliseconds on an operation on some hundred DTensors, and one on that on this rank's parts of them.
+    Bit for bit torch's ``clip_grad_norm_``, except that norms of bf16 gradients are in float32. The host needs a dozen
+    milliseconds for an operation on some hundred DTensors, and one for this rank's shards of them.
 
     Args:
         trained: all weights of ``model`` that the optimiser trains. To find them, the host would visit every module.
@@ -51,10 +51,10 @@ def clip_grad_norm(model: "torch.nn.Module", trained: "list[torch.nn.Parameter]"
 
 @contextmanager
 def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: bool) -> Iterator[None]:
-    """Let a backward pass in the ``with`` block reduce gradients over the ranks only if it has to.
+    """Gradient accumulation: reduce gradients over the ranks in the ``with`` block only if necessary.
 
-    It has to after the last micro-batch of a step, and after each one with ``sync_each_batch``. Copies
-    of a sharded model (hybrid sharding) add up their gradients only after the last one.
+    It is necessary for the last micro-batch of a step, and for each one with ``sync_each_batch``. HSDP all-reduces
+    over its replicas for the last one only.
 
     Args:
         is_last: whether this is the last micro-batch of the step.
@@ -75,18 +75,18 @@ def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: 
 
 
 def trains_in_bf16(model: "torch.nn.Module") -> bool:
-    """Return whether the trained weights are in bf16, of which there is no copy in float32."""
+    """Return whether the trained weights are in bf16, without float32 master weights."""
     import torch
 
     return next((p.dtype == torch.bfloat16 for p in model.parameters() if p.requires_grad), False)
 
 
 def take_gradients_as_computed(model: "torch.nn.Module") -> None:
-    """Let the gradient of a trained weight in bf16 have the dtype in which the backward pass computes it.
+    """Let the gradient of a trained bf16 weight have the dtype in which the backward pass computes it.
 
-    Some are computed in float32, as those of gpt-oss's experts. torch rounds them to the dtype of the weight, unless it
-    is told to take any. If it were told so with the first gradient that is held in float32, the first micro-batch of a
-    run would be rounded and later ones not: a resumed run would differ from one that nothing stopped.
+    Some are computed in float32, for example those of gpt-oss's experts. torch rounds them to the dtype of the weight
+    unless ``grad_dtype`` is None. If that were set with the first gradient in float32, the first micro-batch of a run
+    would be rounded and later ones not: a resumed run would differ from an uninterrupted one.
     """
     if trains_in_bf16(model):
         for parameter in model.parameters():
@@ -95,7 +95,7 @@ def take_gradients_as_computed(model: "torch.nn.Module") -> None:
 
 
 def hold_in_float32(model: "torch.nn.Module") -> None:
-    """Make float32 of the gradients in bf16, so that those of further micro-batches are added up in float32."""
+    """Cast bf16 gradients to float32, so that gradient accumulation is in float32."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad = parameter.grad.float()
@@ -121,12 +121,12 @@ def rebuild_ddp_buckets(
     DDP sorts the gradients into new buckets after its first backward pass. With three or more ranks the buckets
     determine the order of sums, and so the last bits of the gradients. Without this, the first step of a resumed run
     would round differently from the same step of an uninterrupted run; and where it accumulates gradients, it would
-    hold them twice, in the buckets and beside them. Called by all ranks. Does nothing under other strategies.
+    hold them twice, in the buckets and outside. Called by all ranks. Does nothing under other strategies.
 
     Args:
-        loss: calls the model and returns a loss that reaches what a step's reaches. It is multiplied by 0, so nothing
-            is learned.
-        check: called when there are gradients. DDP itself ends with a traceback where one is missing.
+        loss: calls the model and returns a loss that reaches the same parameters as a step's. It is multiplied by 0, so
+            no weight changes.
+        check: called when there are gradients. DDP itself ends with a traceback if one is missing.
     """
     if not _lie_in_buckets(accelerator, trained):
         return
@@ -139,10 +139,10 @@ def rebuild_ddp_buckets(
 
 
 def clear_gradients(accelerator: "Accelerator", trained: "list[torch.nn.Parameter]") -> None:
-    """Forget the gradients of the last step, those of ``trained`` weights.
+    """Clear the gradients of the last step, those of ``trained`` weights.
 
-    Those of DDP become zero where they lie, in DDP's buckets. If they were dropped, the next step would accumulate its
-    gradients beside the buckets, which takes another 4 bytes per trainable parameter.
+    Under DDP they become zero in its buckets. If they were dropped, the next step would accumulate its gradients
+    outside the buckets, which takes another 4 bytes per trainable parameter.
     """
     import torch
 
@@ -154,7 +154,7 @@ def clear_gradients(accelerator: "Accelerator", trained: "list[torch.nn.Paramete
 
 
 def _lie_in_buckets(accelerator: "Accelerator", trained: "list[torch.nn.Parameter]") -> bool:
-    """Whether the gradients lie in DDP's buckets. Those of weights in bf16 do not: they are held in float32."""
+    """Whether the gradients are in DDP's buckets. Those of bf16 weights are not: they are held in float32."""
     import torch
 
     return strategy_name(accelerator) == "ddp" and trained[0].dtype != torch.bfloat16

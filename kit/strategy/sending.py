@@ -1,7 +1,7 @@
-"""Send a model's weights and buffers from rank 0, which alone has read them, to the ranks that built it on meta.
+"""Broadcast a model's weights and buffers from rank 0, which alone has read them, to ranks that built it on meta.
 
-Promises: a rank other than 0 never holds more than its shards, its buffers, the tables of its 4-bit weights, and the
-one tensor that is being sent. On its GPU rank 0 also holds, while it shards, embedding and head whole.
+Promises: a rank other than 0 never holds more than its shards, its buffers, the quantisation constants of its 4-bit
+weights, and the tensor that is being sent. Rank 0 also holds unsharded embedding and head on its GPU while it shards.
 
 accelerate can do this for weights, but not for persistent buffers, and transformers reads all weights on all ranks.
 """
@@ -39,7 +39,7 @@ class Sender:
         )
         if {name: shape for name, (shape, _) in self._forms.items()} != {name: t.shape for name, t in tensors.items()}:
             raise TrainingError("rank 0 has built another model than this rank")
-        # Of rank 0; they outlive the sharding, which keeps only a part.
+        # On rank 0; they outlive the sharding, which keeps only this rank's shards.
         self._whole = {name: tensor.detach() for name, tensor in tensors.items()} if self._rank == 0 else {}
         if self._rank:
             modules = dict(model.named_modules())
@@ -47,7 +47,7 @@ class Sender:
                 modules[name].generation_config = generation_config
             for name, tensor in tensors.items():
                 tensor.data = tensor.data.to(self._forms[name][1])
-            for name, dtype in dtypes.items():  # in which products get the weight; its family may ask for another
+            for name, dtype in dtypes.items():  # in which matmuls get the weight; its family may need another
                 states[name].dtype = dtype
         names = {id(tensor): name for name, tensor in tensors.items()}
         self._groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
@@ -92,19 +92,19 @@ class Sender:
 
 
 def _tensors(model: "torch.nn.Module") -> "chain[tuple[str, torch.Tensor]]":
-    """All parameters and buffers, those too that no state dict has; what is shared once."""
+    """All parameters and buffers, also those outside the state dict; shared ones once."""
     return chain(model.named_parameters(), model.named_buffers())
 
 
 def _tables(model: "torch.nn.Module") -> Iterator[tuple[Any, str]]:
-    """All tables of 4-bit weights, which are not sharded and no buffers: what has each, and its name there."""
+    """All quantisation constants of 4-bit weights, neither sharded nor buffers: the holder of each, and its name."""
     for state in _states(model).values():
         yield from ((state, name) for name in ("absmax", "code", "offset"))
         yield from ((state.state2, name) for name in ("absmax", "code"))
 
 
 def _states(model: "torch.nn.Module") -> dict[str, Any]:
-    """What bitsandbytes knows of each 4-bit weight, by the name of its module."""
+    """bitsandbytes' state of each 4-bit weight, by the name of its module."""
     states = {name: getattr(module, "quant_state", None) for name, module in model.named_modules()}
     return {name: state for name, state in states.items() if state is not None}
 
@@ -114,7 +114,7 @@ def _forms(tensors: "dict[str, torch.Tensor]") -> "dict[str, tuple[torch.Size, t
 
 
 def _generation_configs(model: "torch.nn.Module") -> dict[str, Any]:
-    """What is read from files beside the weights, by the name of the module that has it."""
+    """Generation configs, read from files next to the weights, by the name of their module."""
     return {
         name: module.generation_config for name, module in model.named_modules() if "generation_config" in vars(module)
     }

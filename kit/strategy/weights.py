@@ -1,4 +1,4 @@
-"""Operations on a model whose weights may be replicated or sharded: generate, compare copies, gather.
+"""Operations on a model whose weights may be replicated or sharded: generate, gather, compare replicas.
 
 Promises: every function here works under all strategies, so code outside ``kit.strategy`` need not know which one runs.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield the model's ``generate`` function. All ranks must call it the same number of times.
 
-    Layers run uncompiled: each token would need graphs that training does not have.
+    Layers run uncompiled: generation would need other graphs than training.
     """
     from accelerate.utils import AutocastKwargs
     from torch.distributed.fsdp import FullyShardedDataParallel, register_fsdp_forward_method
@@ -33,7 +33,7 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
     inner = accelerator.unwrap_model(model)
     strategy = strategy_name(accelerator)
     options = {"synced_gpus": True} if strategy in ("fsdp1", "fsdp2") else {}
-    # Where a config asks for the loss of routers, `generate` would compute it and fail: it has logits of one token.
+    # With the MoE auxiliary loss on, `generate` would compute it and fail: it has the logits of one token.
     if getattr(inner.config.get_text_config(), "output_router_logits", False):
         options["output_router_logits"] = False
     with ExitStack() as stack:
@@ -42,7 +42,7 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
             if "generate" not in vars(inner):
                 register_fsdp_forward_method(inner, "generate")
             if _whole_model_fits(accelerator, model):
-                stack.enter_context(_gathered(accelerator, model))
+                stack.enter_context(_kept_unsharded(accelerator, model))
         else:
             # `generate` bypasses the wrapped forward, which enables autocast. Here its copies serve all tokens.
             stack.enter_context(accelerator.autocast(AutocastKwargs(cache_enabled=True)))
@@ -52,15 +52,15 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
 
 
 @contextmanager
-def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[None]:
-    """In the ``with`` block, let FSDP2 keep each layer that a forward pass has gathered. Called by all ranks."""
+def _kept_unsharded(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[None]:
+    """In the ``with`` block, FSDP2 keeps layers unsharded after a forward pass. Called by all ranks."""
     from torch.distributed.fsdp import FSDPModule
 
     plugin = accelerator.state.fsdp_plugin
     classes = plugin.transformer_cls_names_to_wrap
     embeddings = accelerator.unwrap_model(model).get_input_embeddings()
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    # Accelerate gives these the plugin's setting. The others stay gathered after a forward pass anyway.
+    # Accelerate gives these the plugin's setting. The others stay unsharded after a forward pass anyway.
     layers = [unit for unit in units if unit is embeddings or is_sharded_layer(unit, classes)]
     for layer in layers:
         layer.set_reshard_after_forward(False, recurse=False)
@@ -73,7 +73,7 @@ def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[
 
 
 def reshard(model: "torch.nn.Module") -> None:
-    """Let FSDP2 free the weights that a forward pass left gathered: those of the root. Other strategies have none."""
+    """Let FSDP2 reshard the weights that a forward pass left unsharded (the root's). Other strategies have none."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -84,26 +84,29 @@ def reshard(model: "torch.nn.Module") -> None:
 def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> bool:
     """Whether all weights fit into half of the free memory of each rank's device. Called by all ranks.
 
-    If not, generation gathers every layer again for every token, and a line says so. The other half is for the cache
-    of keys and values.
+    If not, generation all-gathers every layer for every token, and a line reports that. The other half is for the KV
+    cache.
     """
     import psutil
     import torch
 
-    element_size = 2 if accelerator.mixed_precision == "bf16" else 4  # in which FSDP gathers them
-    needed = sum(parameter.numel() * element_size for parameter in model.parameters())  # of DTensors the whole number
+    element_size = 2 if accelerator.mixed_precision == "bf16" else 4  # of the all-gather
+    needed = sum(
+        parameter.numel() * element_size for parameter in model.parameters()
+    )  # of a DTensor: the full tensor's
     if accelerator.device.type == "cpu":
         free = psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     else:
         free = torch.accelerator.get_memory_info()[0]
     fits = accelerator.gather(torch.tensor([needed <= free // 2], device=accelerator.device)).all().item()
     if not fits:
-        say(f"generation gathers every layer for every token: {needed:,} bytes of weights do not fit beside the shards")
+        why = f"no room for {needed:,} bytes of unsharded weights"
+        say(f"generation is slow: it all-gathers every layer for every token, as there is {why}")
     return bool(fits)
 
 
-class StartWeights:
-    """The weights that train, as they were at the start of a run, in host memory: of each rank its shards."""
+class InitialWeights:
+    """The initial trainable weights of a run, in host memory: the reference model. Each rank keeps its shards."""
 
     def __init__(self, model: "torch.nn.Module") -> None:
         """Called by all ranks, before a checkpoint is loaded."""
@@ -112,8 +115,8 @@ class StartWeights:
         self._kept = [own_part(weight).detach().to("cpu", copy=True) for weight in self._weights]
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """In the ``with`` block, the model has these weights. Afterwards it has its own again, to the last bit."""
+    def swapped_in(self) -> Iterator[None]:
+        """In the ``with`` block, the model has these weights. Afterwards it has its own again, bit for bit."""
         self._exchange()
         try:
             yield
@@ -123,7 +126,7 @@ class StartWeights:
     def _exchange(self) -> None:
         import torch
 
-        reshard(self._model)  # what is gathered would not follow
+        reshard(self._model)  # unsharded weights would not follow
         with torch.no_grad():
             for weight, kept in zip(self._weights, self._kept, strict=True):
                 part = own_part(weight)
@@ -133,14 +136,14 @@ class StartWeights:
 
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
-    """Return the parameters of which other processes hold a copy, whole or (hybrid sharding) of this shard, by name."""
+    """Return the replicated parameters, by name: other processes hold the same tensor, or the same shard (HSDP)."""
     if strategy_name(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors
         return {}
     return {plain_name(name): p for name, p in model.named_parameters() if num_copies(p) > 1 or not is_sharded(p)}
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
-    """Gather what training may change, whole, by plain names, in the main process's CPU memory. Called by all ranks.
+    """Gather trainable weights and buffers by plain names in the CPU memory of rank 0. Called by all ranks.
 
     Returns an empty dict on all other ranks.
     """
@@ -157,7 +160,7 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
 def changing_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of ``state`` that training may change: trainable parameters and persistent buffers.
 
-    Left out are frozen weights, tied ones too, and tables of quantisation, which are no buffers.
+    Frozen weights, also tied ones, and quantisation constants, which are no buffers, are left out.
     """
     names = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
     names |= {plain_name(name) for name, _ in model.named_buffers(remove_duplicate=False)}
@@ -175,7 +178,7 @@ def whole_state(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
 
 
 def gather_tensor(tensor: Any) -> "torch.Tensor | None":
-    """Return the whole of a tensor of ``whole_state`` on rank 0, None on all others.
+    """Return the full tensor of an entry of ``whole_state`` on rank 0, None on all others.
 
     Called by all ranks. The result is on the device on which the ranks communicate.
     """
@@ -193,7 +196,7 @@ def gather_tensor(tensor: Any) -> "torch.Tensor | None":
 
 
 def whole_tensor(tensor: Any) -> "torch.Tensor":
-    """Return the whole of a tensor that FSDP2 shards, on each rank; any other tensor as it is. Called by all ranks."""
+    """Return the full tensor of a DTensor (FSDP2), on each rank; any other tensor unchanged. Called by all ranks."""
     if not is_sharded(tensor):
         return tensor
     return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # offloaded shards are on the CPU
@@ -209,12 +212,12 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def is_sharded(tensor: "torch.Tensor") -> bool:
-    """Return whether a tensor of a model's state is spread over the ranks: FSDP2's DTensor or FSDP1's ShardedTensor."""
+    """Return whether a tensor of a model's state is sharded: FSDP2's DTensor or FSDP1's ShardedTensor."""
     return hasattr(tensor, "placements") or hasattr(tensor, "local_shards")
 
 
 def own_part(tensor: Any) -> "torch.Tensor":
-    """Return this rank's part of a tensor of a model's state: its shard, or the tensor itself if it is not sharded."""
+    """Return this rank's shard of a tensor of a model's state, or the tensor itself if it is not sharded."""
     import torch
 
     if hasattr(tensor, "local_shards"):  # FSDP1 gives a rank one shard, or none of a small tensor
@@ -236,8 +239,8 @@ def own_start(tensor: Any) -> int:
     return int(offsets[0]) * math.prod(tensor.shape[1:])
 
 
-def gathered_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
-    """Return the weights of FSDP2 units that are gathered at this moment, whole."""
+def unsharded_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
+    """Return the weights of FSDP2 units that are unsharded (all-gathered) at this moment."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -247,19 +250,19 @@ def gathered_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
 
 
 def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
-    """Return this rank's shards of the weights, even if a failed pass left whole layers gathered.
+    """Return this rank's shards of the weights, even if a failed pass left layers unsharded.
 
-    None if nothing is sharded. Reshards gathered layers of FSDP2; the model must not be used afterwards.
+    None if nothing is sharded. Reshards layers of FSDP2; the model must not be used afterwards.
     """
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     units = [module for module in model.modules() if isinstance(module, FSDPModule | FullyShardedDataParallel)]
     for unit in units:
         if isinstance(unit, FSDPModule):
-            unit.set_reshard_after_forward(True, recurse=False)  # else the root stays gathered until the backward pass
+            unit.set_reshard_after_forward(True, recurse=False)  # else the root stays unsharded until the backward pass
             unit.reshard()
     if units and not isinstance(units[0], FSDPModule):
-        # `parameters()` does not list the parameters of a gathered unit.
+        # `parameters()` does not list the parameters of an unsharded unit.
         handles: list[Any] = [getattr(unit, "_handle", None) for unit in units]
         return [parameter for handle in handles if handle for parameter in handle.flat_param._params]
     return list(model.parameters()) if units else None

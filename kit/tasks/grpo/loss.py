@@ -52,7 +52,7 @@ class PolicyLoss(Objective):
     def bind(self, policy: Policy, run: Run) -> None:
         """Keep the weights of the reference, if it is not the model without its adapters. See ``Objective.bind``."""
         if run.checked.recipe.keeps_initial_weights:
-            policy.keep_start()
+            policy.keep_initial_weights()
 
     def open_feed(self, policy: Policy, run: Run) -> BatchSource:
         """Open rollouts. See ``Objective.open_feed``."""
