@@ -56,7 +56,7 @@ def find_checkpoint(
         folder: the folder ``checkpoints`` of the run.
         wanted: ``auto`` for the newest one that is not damaged, ``none``, or the path of a checkpoint.
         say: prints a line for each damaged checkpoint that is skipped.
-        check: returns what is wrong with a checkpoint; None: ``verify``.
+        check: returns the faults of a checkpoint; None: ``verify``.
 
     Returns:
         The checkpoint; None for ``none``, and for ``auto`` if there is no checkpoint.
@@ -133,7 +133,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Whatever has a name as ``name_of`` returns it."""
+    """All paths with a name of ``name_of``."""
     return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
 
 
@@ -151,7 +151,7 @@ def _is_renamed(path: Path) -> bool:
 
 
 def verify(path: Path, part: slice = ALL) -> list[str]:
-    """Return what is wrong with a checkpoint; an empty list if it is complete.
+    """Return the faults of a checkpoint; an empty list if it is complete.
 
     Args:
         part: which of its files, sorted by name, to read and to hash. The names and sizes of all files are compared

@@ -144,7 +144,7 @@ class Saver:
         return self._buffers
 
     def is_due(self) -> bool:
-        """Whether this rank asks for a save by time. The ranks must agree, since their clocks differ."""
+        """Whether a save by time is due on this rank. The ranks must agree, since their clocks differ."""
         return self._by_time and time.monotonic() - self._saved_at >= SAVE_SECONDS
 
     @property
@@ -164,7 +164,7 @@ class Saver:
             return
         try:
             saving.result()
-        except CheckpointException as error:  # what any rank raised while it wrote
+        except CheckpointException as error:  # an error of any rank while it wrote
             rank, (cause, *_) = next(iter(error.failures.items()))
             if not isinstance(cause, OSError) or out_of_memory(cause):
                 raise RuntimeError(f"checkpoint of step {self._step}, rank {rank}: {cause}") from cause
@@ -183,7 +183,7 @@ class Saver:
     def _write(self, tensors: dict[str, torch.Tensor], writer: TensorWriter, target: Path) -> None:
         """Write the checkpoint, and delete older ones. Runs in a thread of its own; if a rank fails, all of them do."""
         device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
-        if device is not None:  # a new thread would begin on GPU 0 and take memory there, whatever the rank
+        if device is not None:  # a new thread would start on GPU 0 and take memory there, on any rank
             torch.accelerator.set_device_index(device)
         self._on_work(f"writing the checkpoint of step {self._step}")
         try:

@@ -69,7 +69,7 @@ class TensorWriter(HuggingFaceStorageWriter):
     ) -> None:
         """
         Args:
-            copies: of this rank's part of each tensor: written instead of the tensors, which may change meanwhile.
+            copies: of this rank's shard of each tensor: written instead of the tensors, which may change meanwhile.
             publish: called on rank 0 when all ranks have written their files, with ``describe_file`` of each.
         """
         super().__init__(str(folder), save_distributed=True)
@@ -98,5 +98,5 @@ class TensorWriter(HuggingFaceStorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the files of all ranks; called by torch on rank 0. What it raises is raised on all ranks."""
+        """Publish the files of all ranks; called by torch on rank 0. Its errors are raised on all ranks."""
         self._publish(dict(result.storage_data for own in results for result in own))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from kit.failures import exits
-from kit.strategy.processes.launcher import launcher_is_gone
+from kit.strategy.processes.launcher import launcher_has_ended
 from kit.system import interrupt
 from kit.system.errors import LateError
 
@@ -51,12 +51,12 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        """Whether this process was asked to stop."""
+        """Whether this process got a signal to stop."""
         return bool(self._signal)
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """In the ``with`` block, what ends an evaluation or a rollout on all ranks makes them agree to stop."""
+        """In the ``with`` block, an exception that ends an evaluation or rollout on all ranks is an agreed stop."""
         try:
             yield
         except (interrupt.Stopped, LateError) as cause:
@@ -75,7 +75,7 @@ class StopRequest:
         exits.leave(exits.STOPPED)
 
     def interruptible(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-        """Wrap ``progress`` so that it raises ``interrupt.Stopped`` once any rank was asked to stop.
+        """Wrap ``progress`` so that it raises ``interrupt.Stopped`` once any rank got a signal to stop.
 
         It does so on all ranks before the same item. All ranks must take the same number of items.
         """
@@ -107,6 +107,6 @@ class StopRequest:
         # After a Ctrl-C, another one or a SIGTERM ends the process at once. An exception is the SIGTERM that a process
         # gets when its launcher ends, because the same Ctrl-C ended the launcher. After any other signal, further ones
         # change nothing: schedulers repeat their SIGTERM.
-        is_urgent = number == signal.SIGINT or (number == signal.SIGTERM and not launcher_is_gone())
+        is_urgent = number == signal.SIGINT or (number == signal.SIGTERM and not launcher_has_ended())
         if self._signal == signal.SIGINT and is_urgent and time.monotonic() - self._time > SAME_SECONDS:
             os._exit(interrupt.STATUS)

@@ -34,7 +34,7 @@ class Survey:
     """The result of comparing two statuses of each rank."""
 
     silent: list[RankStatus]  # without a new heartbeat; clocks of several machines need not agree
-    missing: list[RankStatus]  # the others wait for them: silent, else behind in collectives, else saving, else all
+    missing: list[RankStatus]  # the others wait for them: silent, else fewer collectives, else saving, else all
     is_progressing: bool  # whether a rank with heartbeats made progress recently
 
     @classmethod

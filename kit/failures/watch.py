@@ -175,7 +175,7 @@ class Watch:
         os._exit(status)
 
     def _unreachable(self) -> str:
-        """What this rank knows when the store does not answer."""
+        """A message for a store that does not answer."""
         assert self._store is not None
         where = f"the rendezvous store at {self._store.address} does not answer {socket.gethostname()}"
         return f"{where}: the launcher or the machine of rank 0 went down, or the network"

@@ -168,7 +168,7 @@ class RunFolder:
         say(*notes)
 
     def _empty(self) -> None:
-        """Delete the old run if ``overwrite_output_dir`` asks for it.
+        """Delete the old run if ``overwrite_output_dir`` is set.
 
         The folder itself is kept, since it may be a mount point or a link.
         """
@@ -251,7 +251,7 @@ class RunFolder:
             self._write(finished_steps=step, ended_early=early or None)
 
     def push(self, is_stopped: bool, wait: Callable[[], object] = lambda: None) -> None:
-        """Upload ``final/`` as ``push_to_hub`` asks for it; the other ranks need not wait. Never raises.
+        """Upload ``final/`` to ``push_to_hub``; the other ranks need not wait. Never raises.
 
         Args:
             wait: called again and again while it is uploaded.

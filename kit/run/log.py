@@ -180,8 +180,8 @@ class Log:
         doubts = evaluation.doubts()
         metric = self.recipe.metric_for_best_model
         if metric not in evaluation.metrics and self.state.evaluated_step < 0:
-            why = "the evaluation data have good answers only, or bad ones only"
-            doubts.append(f"no {metric}, since {why}: no evaluation is the best, and none ends the run early")
+            why = "the evaluation data have desirable completions only, or undesirable ones only"
+            doubts.append(f"no {metric}, since {why}: no best evaluation, and no early stopping")
         if step:  # before training, the model may not know when to stop
             doubts += truncated_answers(row, self.recipe.max_new_tokens, self.recipe.method, evaluation.stops)
         doubts += missing_prompts(row) if self.state.evaluated_step < 0 else []

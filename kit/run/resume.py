@@ -65,7 +65,7 @@ def choose(
 
 
 def verify_together(accelerator: "Accelerator", path: Path) -> list[str]:
-    """Return on all ranks what is wrong with a checkpoint; each hashes its share of the files. Called by all ranks.
+    """Return the faults of a checkpoint on all ranks; each hashes its share of the files. Called by all ranks.
 
     Raises:
         UserError: on all ranks, if one of them cannot read a file.

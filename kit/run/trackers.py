@@ -70,7 +70,7 @@ def track(accelerator: "Accelerator", row: Mapping[str, Any]) -> None:
 def _options(tracker: str, name: str | None, identifier: str, step: int) -> dict[str, Any]:
     """Options with which a tracker names a run, and continues its curves after a resume."""
     if tracker == "tensorboard":
-        # It hides what was logged from `purge_step` on. The steps after the checkpoint are repeated. The evaluation of
+        # It hides entries from `purge_step` on. The steps after the checkpoint are repeated. The evaluation of
         # the checkpoint's own step may be repeated too. So that step is hidden as well, and its remaining rows are
         # logged again.
         return {"purge_step": step}

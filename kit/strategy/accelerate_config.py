@@ -1,6 +1,6 @@
 """Read and validate Accelerate config files.
 
-The kit takes topology and precision from a config, nothing else. A mistyped key is an error, and so is a setting that
+The kit reads topology and precision from a config, nothing else. A mistyped key is an error, and so is a setting that
 the kit does not support. Keys for Accelerate's own saving and prefetching are accepted but have no effect, since the
 kit saves by itself. The environment variables that a launcher sets are validated in the same way. Plain Python.
 """
@@ -77,7 +77,7 @@ _KNOWN = {*_KEYS, *_NUMBERS, *_SECTIONS, *(prefix + name for prefix, names in _F
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig:
-    """What an Accelerate config, or a launcher, asks for. Nothing here depends on the machine."""
+    """The settings of an Accelerate config, or of a launcher. Nothing here depends on the machine."""
 
     strategy: Strategy
     mixed_precision: Precision
@@ -91,7 +91,7 @@ class AccelerateConfig:
     sequence_parallel_size: int = 1  # sequence-parallel group size (Ulysses)
     main_process_ip: str | None = None  # address of the master node
     main_process_port: int | None = None
-    compiles: bool = False  # whether it has a ``dynamo_config``, which asks for compiled layers
+    compiles: bool = False  # whether it has a ``dynamo_config``, which turns on torch.compile
 
 
 def read_config(path: Path) -> AccelerateConfig:
@@ -108,7 +108,7 @@ def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> Accel
 
     Args:
         values: by key; those of sections are mappings.
-        where: returns what to call a key in a message, such as ``file:line key``.
+        where: returns the name of a key in a message: ``file:line key``.
 
     Raises:
         UserError: with all problems.

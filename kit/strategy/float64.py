@@ -1,7 +1,7 @@
-"""Sums in float64, on a device that may have none.
+"""Sums in float64, also for devices without float64.
 
-Apple's GPUs (MPS) have no float64. There such numbers are on the CPU, to which the float32 values that are summed are
-copied, so sums are as exact as elsewhere. The host waits for the GPU at each of these copies: once a micro-batch.
+Apple's GPUs (MPS) have no float64. There, float32 values are copied to the CPU and summed in float64, so sums
+are as exact as elsewhere. The host waits for the GPU at each of these copies: once per micro-batch.
 
 Promises: on every other device nothing is moved, and every bit is the same as with ``tensor.double()``.
 """

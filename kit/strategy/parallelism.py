@@ -56,7 +56,7 @@ def group_sizes(
             return GroupSizes(), ("dp sizes above 1", "1 without FSDP2", fix)
         return GroupSizes(), None
     if shards == 1 and (replicas or 1) > 1:
-        return GroupSizes(), ("dp_shard_size 1", "2 or more", "whole copies are --config ddp")
+        return GroupSizes(), ("dp_shard_size 1", "2 or more", "--config ddp replicates the whole model")
     if shards == 1 or (replicas == 1 and not shards):  # as `accelerate config` writes it where nothing was chosen
         return GroupSizes(), None
     return GroupSizes(replicas=replicas, shards=shards), None

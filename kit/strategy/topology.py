@@ -1,4 +1,4 @@
-"""The strategy of a run: as the command asks for it (``Topology``) and as it really runs (``ActualStrategy``).
+"""The strategy of a run: as requested (``Topology``) and as it really runs (``ActualStrategy``).
 
 Plain Python.
 """
@@ -88,7 +88,7 @@ class ActualStrategy:
         return asdict(self)
 
     def describe(self, method: MethodSettings, steps: OptimSettings) -> str:
-        """Describe in one line how the run is distributed, what its layers keep, its optimiser and its global batch."""
+        """Describe in one line the strategy, gradient checkpointing, the optimiser and the global batch."""
         micro_batch = steps.micro_batch_size
         num_data_ranks = self.num_processes // self.sequence_parallel_size
         accumulation = steps.global_batch_size // (micro_batch * num_data_ranks)
@@ -105,8 +105,8 @@ class ActualStrategy:
         if self.sequence_parallel_size > 1:
             parts.append(f"sequence parallelism over {self.sequence_parallel_size}")
         if self.sharded_layers:
-            copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
-            parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
+            replicas = f", {self.num_replicas} replicas" if self.num_replicas > 1 else ""
+            parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{replicas}")
         parts.append(f"{self.trainable_parameters:,} trainable parameters ({method.method})")
         if method.gradient_checkpointing:
             kind = "selective " if method.gradient_checkpointing == "selective" else ""

@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 
 def make_folder(*names: str) -> Path:
-    """Make a folder of the cache, named by its path in it. What is new of the cache, only its user may enter.
+    """Make a folder of the cache, named by its path in it. A new cache is for its user alone (mode 700).
 
     Raises:
         OSError: it cannot be made.
@@ -189,7 +189,7 @@ class Writer:
             _store_digest(path, file_stamp(path), array["digest"])
 
     def discard(self) -> None:
-        """Delete what was written so far."""
+        """Delete all files written so far."""
         for file, _, _ in self._arrays.values():
             with suppress(OSError):  # closing writes buffered bytes, and the disk may be full
                 file.close()
@@ -211,7 +211,7 @@ def store(folder: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, An
 
 
 def read_entry(folder: Path) -> dict[str, Any]:
-    """Return what ``entry.json`` of an entry holds: ``arrays`` and ``info``.
+    """Return the content of an entry's ``entry.json``: ``arrays`` and ``info``.
 
     Raises:
         OSError: it cannot be read.

@@ -217,7 +217,7 @@ def guard_libraries() -> None:
 
     warnings.formatwarning = formatted
     logging.setLogRecordFactory(made)
-    _silence_loggers()  # of what imports say
+    _silence_loggers()  # for messages of imports
 
 
 def _silence_loggers() -> None:

@@ -101,7 +101,7 @@ def listed(names: Sequence[str], num_shown: int = 3, separator: str = ", ") -> s
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return a hint such as ``did you mean 'learning_rate'?``, or an empty string if no choice is similar."""
+    """Return a hint, ``did you mean 'learning_rate'?``, or an empty string if no choice is similar."""
     close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""The phases of a run. Messages about ranks that hang and about out of memory say which phase the run was in."""
+"""The phases of a run. Messages about ranks that hang and about out of memory name the phase."""
 
 from dataclasses import dataclass
 

@@ -12,12 +12,12 @@ _option = partial(option, "Output and checkpoints")
 
 
 class OutputSettings(BaseModel):
-    """What a run writes: its folder, checkpoints, metrics and trackers."""
+    """The outputs of a run: its folder, checkpoints, metrics and trackers."""
 
     model_config = STRICT
 
     output_dir: str | None = _option(None, "folder of the run; default: runs/<recipe>-<config>")
-    overwrite_output_dir: bool = _option(False, "delete what an earlier run left in output_dir")
+    overwrite_output_dir: bool = _option(False, "delete the earlier run in output_dir")
     save_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
     )
@@ -36,7 +36,7 @@ class OutputSettings(BaseModel):
         None, "OWNER/NAME: upload final/ to the hub at the end, private; checked at the start", expected="OWNER/NAME"
     )
     async_save: bool = _option(
-        True, "write checkpoints while training continues; takes host memory for a copy of what is saved"
+        True, "write checkpoints while training continues; takes host memory for a copy of the saved state"
     )
     resume_from_checkpoint: str = _option("auto", "auto (the newest), none, or the path of a checkpoint")
     logging_steps: int = _option(1, "write metrics every N steps", "steps", ge=1)

@@ -49,7 +49,7 @@ _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER
 def resolve(
     request: Request, trains: bool = True, check: Callable[[Recipe, bool], None] | None = None
 ) -> tuple[Recipe, Topology]:
-    """Return the final recipe and the topology of this process, and print what will be done.
+    """Return the final recipe and the topology of this process, and print a summary.
 
     Does not return if the topology needs several processes and no launcher started them: the process is then replaced
     by torchrun, which starts this command once for each process.
@@ -64,8 +64,8 @@ def resolve(
     """
     _prepare_process()
     recipe, config, config_name = resolve_config(request)
-    was_relaunched = OWN_TORCHRUN in os.environ  # all of this was said and checked before
-    if not was_relaunched:  # imports are slow, so report now what will be done
+    was_relaunched = OWN_TORCHRUN in os.environ  # printed and checked before
+    if not was_relaunched:  # before the slow imports
         verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else "scoring"
         count = started_machines()
         machines = f" on {counted(count, 'machine')}" if count else ""
@@ -104,7 +104,7 @@ def forget_launcher(topology: Topology) -> None:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What ``resolve`` decides."""
+    """The result of ``resolve``."""
 
     recipe: Recipe
     config: AccelerateConfig
@@ -116,7 +116,7 @@ class LaunchPlan:
 
 
 def plan_launch(request: Request) -> LaunchPlan:
-    """Return what ``resolve`` would decide, without starting the run.
+    """Return the result of ``resolve``, without starting the run.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
@@ -126,7 +126,7 @@ def plan_launch(request: Request) -> LaunchPlan:
 
 
 def _prepare_process() -> None:
-    """Watch the launcher, and set what libraries read at their import."""
+    """Watch the launcher, and set environment variables that libraries read when they are imported."""
     end_with_launcher()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -196,7 +196,7 @@ def _plan(
         reshard_after_forward=config.reshard_after_forward,
         num_replicas=num_replicas,
         sequence_parallel_size=config.sequence_parallel_size,
-        load_on_rank0=config.load_on_rank0 and config.strategy.name == "fsdp2",  # FSDP1 cannot begin on meta
+        load_on_rank0=config.load_on_rank0 and config.strategy.name == "fsdp2",  # FSDP1 cannot start on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     notes: list[str] = []

@@ -103,7 +103,7 @@ class _Rendezvous(RendezvousHandler):
             raise TrainingError(f"{found} (--ddp_timeout)\n    -> {START_ALL}") from None
 
     def num_nodes_waiting(self) -> int:
-        """None: ranks are not restarted. torchrun asks often, so here it learns that another launcher has failed."""
+        """None: ranks are not restarted. torchrun polls it, so it reports here that another launcher failed."""
         with suppress(TimeoutError, RuntimeError):  # the ranks notice a lost store too
             if self._count > 1 and self._store is not None:
                 failed = self._store.call(lambda store: store.get("failed") if store.check(["failed"]) else b"")

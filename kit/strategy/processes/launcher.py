@@ -93,7 +93,7 @@ def _end_after(launcher: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def launcher_is_gone() -> bool:
+def launcher_has_ended() -> bool:
     """Return whether `accelerate launch` started this command and has ended since.
 
     A SIGTERM may then be an effect of that end (``end_with_launcher``), and not a request of the user: one Ctrl-C ends

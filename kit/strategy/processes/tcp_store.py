@@ -48,7 +48,7 @@ def connect(address: str, port: int, timeout_seconds: float, keeps_store: bool =
     """Connect to the store at an address; ``keeps_store``: keep one there, until this process ends.
 
     Raises:
-        OSError: nobody answers there within ``timeout_seconds``; a ``TimeoutError`` is one.
+        OSError: no answer there within ``timeout_seconds``; a ``TimeoutError`` is one.
         torch.distributed.DistError: it is not a store, or the port is taken.
     """
     from torch.distributed import TCPStore
@@ -103,7 +103,7 @@ class BoundedStore:
 
         Raises:
             TimeoutError: the store did not answer in time, or has not yet answered an earlier call.
-            RuntimeError: the store is gone.
+            RuntimeError: the store no longer exists.
         """
         if not self._pending.acquire(timeout=STORE_SECONDS):
             raise TimeoutError(f"{self.address} does not answer")

@@ -1,4 +1,4 @@
-"""Start ``recipes/finetune.py`` as a user would, watch it, and kill it. No process is left behind."""
+"""Start ``recipes/finetune.py`` as a user would, watch it, and kill it. No process is left."""
 
 import os
 import re
@@ -27,7 +27,7 @@ class ScriptFailed(Exception):
         super().__init__(text)
 
 
-# What a command that starts the script sets, whatever the user's recipe says: a run for itself, every step logged.
+# Flags of each run, whatever the user's recipe has: a run for itself, every step logged.
 SET = {
     "logging_steps": "1",
     "predict_with_generate": "false",
@@ -79,7 +79,7 @@ def run_script(flags: Mapping[str, str], temporary: Path, until: Callable[[], bo
 
 
 def _kill_all(script: psutil.Process) -> None:
-    """Kill the script and all that it has started (SIGKILL), and wait until they are gone."""
+    """Kill the script and all that it has started (SIGKILL), and wait until they have ended."""
     processes = [script]
     with suppress(psutil.Error):
         script.suspend()  # it starts no other

@@ -11,22 +11,22 @@ from helpers import ROOT, matrix
 
 from kit.strategy.processes.launcher import (
     end_with_launcher,
-    launcher_is_gone,
+    launcher_has_ended,
     num_processes_of_accelerate,
 )
 
 
 def test_a_command_without_a_launcher_is_not_ended(monkeypatch):
     monkeypatch.delenv("KIT_ACCELERATE_PID", raising=False)
-    assert not launcher_is_gone()
+    assert not launcher_has_ended()
     monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getppid()))
     monkeypatch.delenv("RANK", raising=False)
-    assert not launcher_is_gone()
+    assert not launcher_has_ended()
     monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getpid()))  # the parent is another one now
-    assert launcher_is_gone()
+    assert launcher_has_ended()
     monkeypatch.setattr(psutil.Process, "cmdline", lambda self: ["python", "mine.py"])
     end_with_launcher()  # the variable is of a command that started this one
-    assert "KIT_ACCELERATE_PID" not in os.environ and not launcher_is_gone()
+    assert "KIT_ACCELERATE_PID" not in os.environ and not launcher_has_ended()
 
 
 def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch):
