@@ -20,8 +20,8 @@ def test_one_line_says_what_runs():
         (
             {"type": "fsdp2", "num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
             {},
-            "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 replicas, 1,234,567 trainable parameters (lora), "
-            "global batch 32 = 4 x 1 x 8",
+            "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 replicas, 1,234,567 trainable parameters "
+            "(lora), global batch 32 = 4 x 1 x 8",
         ),
         (
             {**ALONE, "cpu_dry_run": True, "mixed_precision": "no"},
