@@ -62,7 +62,7 @@ MESSAGES = {
     f"{CHAT} --adapter_name_or_path run": ["no adapter_config.json in run", "did you mean run/final?"],
     f"{TRAIN} --dataset chat.jsonl --model_name_or_path {STEP}": [f"{STEP} is a checkpoint", f"kit export {STEP}"],
     f"{CHAT} --new_tokens '<|im_end|>'": ["'<|im_end|>' exists already, with id 2", "--trainable_tokens"],
-    f"{CHAT} --trainable_tokens '<|im_ende|>'": ["'<|im_ende|>' is no token", "did you mean '<|im_end|>'?"],
+    f"{CHAT} --trainable_tokens '<|im_ende|>'": ["'<|im_ende|>' is not in the tokenizer", "did you mean '<|im_end|>'?"],
     f"{TINY} --lora_modules_to_save lm_head": ["are tied here, and peft", "embed_tokens"],
     f"{TINY} --adapter_name_or_path run/final": [
         "run/final does not fit this model",
