@@ -1,4 +1,4 @@
-"""Tokenizers as models have them; a folder of each test's own, and a cache beside it."""
+"""Tokenizers as models have them; a folder for each test, and a cache next to it."""
 
 import pytest
 from data_helpers import byte_level_tokenizer, sentencepiece_tokenizer

@@ -138,7 +138,7 @@ def test_a_system_prompt_stands_before_conversations_that_have_none(tmp_path, to
     texts = [tokenizer.decode(opened.train[i][0]) for i in range(2)]
     assert texts[0] == tokenizer.decode(opened.evaluation[0][0]) and "Be brief." in texts[0]
     assert "Be kind." in texts[1] and "Be brief." not in texts[1]
-    assert opened.train[0][1].tolist() == opened.evaluation[0][1].tolist()  # the message is not learned
+    assert opened.train[0][1].tolist() == opened.evaluation[0][1].tolist()  # the message is masked
     assert opened.fingerprint != open_all(tokenizer, chat_template="chatml").fingerprint
 
 

@@ -61,7 +61,7 @@ def test_a_wrong_mapping_is_reported():
         assert message in refusal(["question", "answer", "more"], mapping)
 
 
-def test_the_text_beside_pictures_is_their_answer():
+def test_the_text_with_images_is_their_answer():
     mapping = {"file_name": "images", "text": "output"}
     assert "file_name=images,text=output: the text is the answer" in refusal(
         ["file_name", "text"], {"file_name": "images"}

@@ -31,7 +31,7 @@ def test_what_is_in_our_form_stays_as_it_is():
         assert sample_of({"source": "web", **sample}) == sample
 
 
-def test_an_answer_to_a_picture_alone_becomes_messages():
+def test_an_image_caption_becomes_messages():
     expected = {"messages": [{"role": "user", "content": IMAGE}, ANSWER], "images": ["a.png"]}
     assert sample_of({"images": "a.png", "output": "Hello"}) == expected
     assert problems_of({"images": "", "output": "Hello"}) == "images: none; expected an image, which output describes"
@@ -83,7 +83,7 @@ def test_a_blank_system_message_of_openai_is_kept_for_the_template():
     assert sample_of({"messages": [blank, USER, ANSWER]}) == {"messages": [blank, USER, ANSWER]}
 
 
-def test_an_answer_may_stand_alone_in_a_list_and_a_prompt_may_have_a_system_message_beside_it():
+def test_an_answer_may_stand_alone_in_a_list_and_a_prompt_may_have_a_system_message():
     assert sample_of({"instruction": "Hi", "output": ["Hello"]}) == {"messages": [USER, ANSWER]}
     assert problems_of({"instruction": "Hi", "output": ["Hello", "Hi"]}) == "output: a list; expected a string"
     row = {"prompt": [USER], "completion": ["Hello"], "system": "Be kind"}
@@ -162,7 +162,7 @@ def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
     assert converted({"prompt": "a", "completion": "b"}, fields) == {"prompt": "a", "completion": "b"}
     fields = choose_fields(
         dict.fromkeys(["input_ids", "labels"]), {}, "train.jsonl"
-    )  # learning from all of it is not what was meant
+    )  # training on all of it is not meant
     (problem,) = converted({"input_ids": [1]}, fields)
     assert "no 'labels'" in str(problem)
     fields = choose_fields({"messages": []}, {}, "train.jsonl")  # an optional column that only later rows have

@@ -1,4 +1,4 @@
-"""Pairs and rated answers: the prompt is found wherever it is, the same for every answer; else a problem."""
+"""Preference and unpaired preference rows: the prompt is explicit or implicit, and the same for every answer."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_of_several_turns_all_that_both_have_in_common_is_the_prompt():
     assert sample_of(row) == {"prompt": [USER], "chosen": [ANSWER, MORE, LAST], "rejected": [OTHER]}
 
 
-def test_columns_beside_the_question_are_part_of_the_prompt():
+def test_input_and_system_are_part_of_the_prompt():
     row = {"system": SYSTEM["content"], "instruction": "Hi", "input": "Ann", **TEXTS}
     assert sample_of(row) == {"prompt": [SYSTEM, {"role": "user", "content": "Hi\n\nAnn"}], **ANSWERS}
     # A system message that the prompt has already counts once.

@@ -80,7 +80,7 @@ TAKES_OUT = HEADER + "{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{
     ],
 )
 def test_what_to_do_about_reasoning_that_is_left_out_helps(shape, train_on, message, tokenizer):
-    """A thought in the content is not advised: some templates take it out, or write no text beside a call."""
+    """Reasoning in the content is not advised: some templates take it out, or write no text with a call."""
     sample = with_keys(chat("Cold?", "Yes", "Really?", "Yes"), assistant_0=message)
     template = shape if shape == TAKES_OUT else template_of(shape, tokenizer)
     with pytest.raises(UserError) as caught:

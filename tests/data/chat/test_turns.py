@@ -1,4 +1,4 @@
-"""What is learned from, against texts written by hand: ``[[`` and ``]]`` enclose what is supervised."""
+"""Loss masks, against texts written by hand: ``[[`` and ``]]`` enclose supervised text."""
 
 import random
 import re
@@ -82,7 +82,7 @@ def random_conversation(choose):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape, tokenizer_with_bos, fixed_today):
+def test_every_answer_is_supervised_once_right_after_the_generation_prompt(shape, tokenizer_with_bos, fixed_today):
     tokenizer, choose = tokenizer_with_bos, random.Random(shape)
     template = template_of(shape, tokenizer)
 
@@ -99,7 +99,7 @@ def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape,
             continue
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         num_conversations += 1
-        learned = []
+        supervised = []
         for one in encoded:
             ids, weights = one.input_ids, [*one.weights, 0.0]
             is_whole = tokenizer(tokenizer.decode(ids), add_special_tokens=False).input_ids == ids
@@ -109,14 +109,14 @@ def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape,
                 before = tokenizer.decode(ids[:start])
                 prompts = {i: at_inference(messages[:i], add_generation_prompt=True) for i in answers}
                 [i] = [i for i, prompt in prompts.items() if tokenizer.decode(prompt) == before]
-                learned.append(i)
+                supervised.append(i)
                 if is_whole or start == starts[0]:  # where it had to be cut, an earlier answer keeps its own tokens
                     assert ids[:start] == prompts[i]
                 end = weights.index(0.0, start)
                 assert at_inference(messages[: i + 1], tokenize=False).startswith(tokenizer.decode(ids[:end]))
                 if shape != "plain":
                     assert tokenizer.convert_ids_to_tokens(ids[end - 1]) in {*SPECIAL, "<|endoftext|>"}
-        assert learned == (answers[-1:] if train_on == "last" else answers)
+        assert supervised == (answers[-1:] if train_on == "last" else answers)
     assert num_conversations > 8 or shape == "deepseek_r1"
     assert num_whole >= num_conversations / 3 or shape in ("llama3", "llama31")  # which this tokenizer always cuts
 
@@ -128,7 +128,7 @@ BLOCKS = HEADER + (
 CHATML_BYE = "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Bye now<|im_end|>]]\n"
 
 
-def test_only_what_is_asked_for_is_learned(tokenizer):
+def test_train_on_and_weights_choose_the_supervised_tokens(tokenizer):
     for template in (resolve_template(tokenizer, "chatml"), BLOCKS + PROMPT):  # marked by its author or not
         sample = with_keys(CHATS["multi"], assistant_0={"weight": 0}, assistant_1={"weight": 0.5})
         [encoded] = encode(sample, tokenizer, template)
@@ -143,7 +143,7 @@ def test_only_what_is_asked_for_is_learned(tokenizer):
         encode(CHATS["multi"], tokenizer, BLOCKS + PROMPT.replace("assistant", "model"))
 
 
-def test_train_on_all_learns_every_token(tokenizer):
+def test_train_on_all_supervises_every_token(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     sample = chat("Hi", "Hello", "Bye")
     [encoded] = encode(sample, tokenizer, template, train_on="all")
@@ -187,7 +187,7 @@ def test_reasoning_of_an_answer_that_is_only_read_may_be_left_out_and_a_remark_s
         assert kept.remarks == () and "A guest" in marked(kept, tokenizer)
 
 
-# How templates write reasoning, and why a thought in the content is refused then.
+# How templates write reasoning, and why a <think> block in the content is refused then.
 OWN_THOUGHT = "a reasoning block of its own before the one"
 REASONING_BLOCKS = {
     "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}": "",
@@ -198,8 +198,8 @@ REASONING_BLOCKS = {
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
-def test_a_thought_in_the_content_is_refused_where_the_model_would_not_write_it(train_on, tokenizer):
-    """As gpt-oss's template, which has a channel for thoughts, and Kimi K2's, which writes an empty one itself."""
+def test_reasoning_in_the_content_is_refused_where_the_model_would_not_write_it(train_on, tokenizer):
+    """As gpt-oss's template, which has a channel for reasoning, and Kimi K2's, which writes an empty one itself."""
     for block, reason in REASONING_BLOCKS.items():
         template = HEADER + block + SIMPLE
         if reason:

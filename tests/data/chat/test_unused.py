@@ -1,4 +1,4 @@
-"""What a row holds besides its format: counted where it does no harm, refused where it would change the training."""
+"""Unused columns and keys: counted where they do no harm, refused where they would change the training."""
 
 import json
 
@@ -50,7 +50,7 @@ OF_PAIRS = [
 ]
 
 
-def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_purpose():
+def test_values_that_would_change_the_training_are_refused_unless_ignored_on_purpose():
     for row, name, wanted in [*((*case, "answers") for case in HARMFUL), *((*case, "preference") for case in OF_PAIRS)]:
         reported, counts = looked(row, wanted=wanted)
         assert reported.startswith(f"{name}: ") and counts[name] == 1, (row, reported)
@@ -89,5 +89,5 @@ def test_a_key_of_messages_that_is_read_can_be_ignored_on_purpose(tmp_path, toke
     write(tmp_path / "a.jsonl", *({"messages": [USER, ANSWER]} for _ in rows))
     plain = open_all(tokenizer, **flags).train
     assert [train[i][0].tolist() for i in range(3)] == [plain[i][0].tolist() for i in range(3)]
-    # chatml writes no names, so both are learned from, but a run with one is not a run with the other
+    # chatml writes no names, so both are trained on, but a run with one is not a run with the other
     assert open_all(tokenizer, **flags, dataset_columns="messages.name=ignore").fingerprint != plain.fingerprint

@@ -1,4 +1,4 @@
-"""Images of strangers: decoded once, pixels within bounds, and a plain reason for each that is refused."""
+"""Untrusted images: decoded once, pixels within bounds, and a plain reason for each that is refused."""
 
 import base64
 import io

@@ -123,7 +123,7 @@ def test_lines_of_a_text_file_are_rows(folder):
     assert problems(source_of("a.txt")) == ["a.txt:4: not UTF-8 at byte 1 of the line; expected UTF-8 text"]
 
 
-def test_a_text_file_beside_other_data_is_no_data(folder):
+def test_a_text_file_next_to_other_data_is_no_data(folder):
     (folder / "data").mkdir()
     (folder / "data/README.txt").write_text("Read me\n")
     assert contents(source_of("data")) == [{"text": "Read me"}]

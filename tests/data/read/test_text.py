@@ -8,7 +8,7 @@ from data_helpers import contents, problems, refused, rows_of, source_of
 from kit.data.read import text
 
 
-def test_a_bad_line_is_named_and_reading_goes_on_behind_it(folder):
+def test_a_bad_line_is_named_and_reading_goes_on_after_it(folder):
     for line, message in (
         (b'{"text": }', "not JSON at column 10 (Expecting value); expected one JSON object a line"),
         (b"[1, 2]", "a list; expected one JSON object a line"),

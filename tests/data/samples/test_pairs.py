@@ -54,10 +54,10 @@ def test_both_halves_are_what_a_conversation_becomes_and_have_the_same_prompt(sh
         (alone,) = encode({"prompt": prompt, "completion": [answer]}, tokenizer, template_of(shape, tokenizer))
         assert (half.input_ids, half.weights) == (alone.input_ids, alone.weights)
         # Supervised is one run of tokens, the answer with what ends it.
-        learned = np.flatnonzero(half.weights)
-        assert learned.tolist() == list(range(learned[0], learned[-1] + 1))
-        assert answer["content"] in tokenizer.decode(half.input_ids[learned[0] : learned[-1]])
-    assert data.train.answer_spans[0, 0] == learned[0]
+        supervised = np.flatnonzero(half.weights)
+        assert supervised.tolist() == list(range(supervised[0], supervised[-1] + 1))
+        assert answer["content"] in tokenizer.decode(half.input_ids[supervised[0] : supervised[-1]])
+    assert data.train.answer_spans[0, 0] == supervised[0]
     assert data.train.sequence_lengths.tolist() == [[len(half.input_ids) for half in halves(data.train)]]
 
 

@@ -34,8 +34,8 @@ def test_of_what_is_too_long_what_is_asked_for_is_kept_and_counted(with_bos, tmp
         (report,) = opened.describe()["sources"]
         names = ("num_truncated", "num_dropped_long", "num_dropped_unsupervised")
         assert tuple(report[name] for name in names) == counts and report["num_rows"] == 3
-        learned = [[weight for _, weight in each[1:] if weight] for each in kept]  # nothing predicts a first token
-        assert opened.train.num_targets.tolist() == [len(each) for each in learned]
+        supervised = [[weight for _, weight in each[1:] if weight] for each in kept]  # nothing predicts a first token
+        assert opened.train.num_targets.tolist() == [len(each) for each in supervised]
 
 
 def test_a_text_with_the_character_of_images_is_cut_like_any_other(tmp_path, tokenizer):
@@ -50,7 +50,7 @@ def test_what_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokeni
         open_all(tokenizer, max_length=16, excess_length_strategy="error")
 
 
-def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_once(tmp_path, tokenizer):
+def test_a_long_text_is_chunked_and_each_token_but_the_first_is_supervised_once(tmp_path, tokenizer):
     text = "Hello there, how are you? " * 20
     write(tmp_path / "train.jsonl", {"text": text})
     whole = open_all(tokenizer, max_length=2048).train[0][0].tolist()
@@ -97,7 +97,7 @@ def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, token
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
-def test_a_column_that_would_change_what_is_learned_stops_the_start(name, tmp_path, tokenizer):
+def test_a_column_that_would_change_the_training_stops_the_start(name, tmp_path, tokenizer):
     write_any(name, [row | {"videos": [f"{i}.mp4"] if i > 2 else []} for i, row in enumerate(pairs(6))])
     with pytest.raises(
         UserError, match=r"videos: media other than text and images, which are not supported \(at train.* and 2 more\)"
