@@ -1,4 +1,4 @@
-"""``kit cache``: list or verify what the cache holds, and remove what no run has used for long."""
+"""``kit cache``: list, verify or prune the cache of tokenised data and of stored log-probabilities."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from kit.system.console import Parser, show
 from kit.system.errors import UserError
 from kit.system.visible import joined
 
-HELP = "list or verify what the cache holds, and remove what no run has used for long"
+HELP = "list, verify or prune the cache"
 _FOLDERS = ("samples", "references", "teachers")  # of the cache, with entries
 
 
@@ -36,7 +36,9 @@ def run(argv: list[str]) -> int:
     """
     parser = Parser(prog="kit cache", description=HELP + ".", allow_abbrev=False)
     parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list")
-    parser.add_argument("--older_than", type=int, metavar="DAYS", help="prune: what no run has opened for so many days")
+    parser.add_argument(
+        "--older_than", type=int, metavar="DAYS", help="prune: remove entries that no run opened for DAYS days"
+    )
     options = parser.parse_args(argv)
     days = options.older_than
     if (options.action == "prune") != (days is not None) or (days is not None and days < 1):

@@ -1,26 +1,25 @@
-"""``kit chat``: talk to the model of a run, or to any other."""
+"""``kit chat``: chat with the model of a run, or with any other."""
 
 from kit.config.command_line import read_command_line
 from kit.system.console import Parser, announce_wait, show
 from kit.system.errors import Problem, UserError, raise_if
 
-HELP = "talk to the model of a run, and beside it to the base of an adapter"
+HELP = "chat with the model of a run, and with its base model for comparison"
 USAGE = """usage: kit chat RUN [--image FILE] [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
 
-Talk to the model of a run, and beside it to the base of an adapter. RUN is the folder of a finished run, one of its
-checkpoints, an adapter, or any model. Prompts are rendered, and answers end, as in the evaluation of the run; by
-default answers are greedy too.
+Chat with the model of a run, and with its base model for comparison. RUN is the folder of a finished run, a checkpoint,
+an adapter, or any model. The chat template and the stop tokens are those of the run; decoding is greedy by default.
 
-  --image FILE       a picture before the first question of a conversation; several are several
-  --base             answer with the base as well: the model without the adapter
-  --plain            no chat template: what you type is the prompt, as for a run on plain text
-  --temperature T    draw from probabilities of this temperature, from 0.01 (default: greedy)
-  --top_p P          with a temperature: draw from the likeliest tokens that together have this probability
+  --image FILE       image before the first question of a conversation; repeat it for several images
+  --base             answer with the base model too, without the adapter
+  --plain            no chat template: your text is the prompt, as for a run on plain text
+  --temperature T    sampling temperature, from 0.01 (default: greedy)
+  --top_p P          nucleus sampling: keep the most probable tokens with this total probability
 
-Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: that of
-the run), --seed, --chat_template and --method qlora (a base in 4 bits). In place of RUN, --adapter_name_or_path ADAPTER
---model_name_or_path BASE where the base is no longer at its path. In the terminal /new begins a new conversation, /exit
-or Ctrl-D ends, Ctrl-C ends an answer. Without a terminal each line of standard input is a conversation, and only the
+Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: the
+run's), --seed, --chat_template and --method qlora (a base in 4 bits). If the base model was moved, replace RUN by
+--adapter_name_or_path ADAPTER --model_name_or_path BASE. In the terminal, /new starts a new conversation, /exit or
+Ctrl-D quits, Ctrl-C stops an answer. Without a terminal, each line of standard input is a conversation, and only the
 answers are printed.
 Exit status: 0, or 2 if you can fix something."""
 MAX_NEW_TOKENS = 512
@@ -44,11 +43,13 @@ def run(argv: list[str]) -> int:
     request = read_command_line(words, stands_for, positional=("model_name_or_path",), trains=False)
     problems, recipe = request.problems, request.recipe
     if recipe and recipe.system_prompt and own.plain:
-        found = "with --plain: no messages are rendered"
+        found = "has no effect with --plain: no chat template is used"
         problems.append(Problem("--system_prompt", found, fix="leave out one of the two"))
     if own.image and own.plain:
         problems.append(
-            Problem("--image", "with --plain: only a chat template says where it stands", fix="leave out --plain")
+            Problem(
+                "--image", "not supported with --plain: only a chat template places images", fix="leave out --plain"
+            )
         )
     raise_if(problems)
     assert recipe is not None

@@ -1,4 +1,4 @@
-"""``kit convert``: make a recipe of the configuration file of another kit."""
+"""``kit convert``: convert the config file of another kit to a recipe."""
 
 import shlex
 from pathlib import Path
@@ -11,16 +11,20 @@ from kit.system.errors import Problem, UserError, did_you_mean, raise_if
 from kit.tools.convert.convert import convert
 from kit.tools.convert.write import recipe_text
 
-HELP = "make a recipe of a file of axolotl, LLaMA-Factory, TRL, alignment-handbook or ms-swift"
+HELP = "convert an axolotl, LLaMA-Factory, TRL, alignment-handbook or ms-swift config to a recipe"
 
 
 def run(argv: list[str]) -> int:
     """Convert a file, write the recipe if asked to, and print it. Raises ``UserError``."""
-    parser = Parser(prog="kit convert", description=HELP, epilog="Any flag of a recipe wins: --max_length 4096")
+    parser = Parser(
+        prog="kit convert", description=HELP, epilog="Flags of a recipe override the file: --max_length 4096"
+    )
     parser.add_argument("file", help="a YAML or JSON file of that kit", type=Path)
-    parser.add_argument("--out", help="write the recipe to this file too, which must not exist", type=Path)
-    parser.add_argument("--num_processes", help="processes of the run there; the global batch depends on it", type=int)
-    parser.add_argument("--drop", help="keys, separated by commas, to leave out although that changes what is learned")
+    parser.add_argument("--out", help="also write the recipe to this new file", type=Path)
+    parser.add_argument(
+        "--num_processes", help="number of processes (GPUs) of the original run; it sets the global batch", type=int
+    )
+    parser.add_argument("--drop", help="comma-separated keys to leave out although that changes training")
     given, rest = parser.parse_known_args(argv)
     flags, problems, _ = read_flags(rest)
     problems += [
@@ -41,10 +45,12 @@ def run(argv: list[str]) -> int:
         command += f" --num_processes {draft.num_processes}"
     if draft.sequence_parallel > 1:
         command += f" --sequence_parallel_size {draft.sequence_parallel}"
-    header = [f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
+    header = [f"Converted by kit convert from {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
     if draft.num_processes == 1:
         sharded = "The weights were sharded" if draft.config.startswith("fsdp") else "One process"
-        header.append(f"{sharded}: give --num_processes N if it ran on more, since the global batch depends on it.")
+        header.append(
+            f"{sharded}: give --num_processes N if it ran on more GPUs, since the global batch depends on it."
+        )
     text = recipe_text(draft, header)
     if given.out is not None:
         try:

@@ -1,7 +1,7 @@
-"""``kit doctor``: check this machine, and a run that is planned on it, in seconds.
+"""``kit doctor``: check a machine, and a planned run on it, in seconds.
 
-Without a launcher it becomes the kit's own, which starts it again in each rank of a distributed run. Under a launcher
-the first rank of each machine checks that machine, and all ranks are compared.
+Without a launcher, it starts the ranks of a distributed run itself. Under a launcher, the first rank of each machine
+checks that machine, and all ranks are compared.
 """
 
 import socket
@@ -17,7 +17,7 @@ from kit.system.console import Parser, is_main, show
 from kit.system.errors import Problem, UserError, raise_if
 from kit.tools.doctor.result import Report
 
-HELP = "check this machine, and a run planned on it, before it costs anything"
+HELP = "check this machine and a planned run before it starts"
 TIMEOUT_SECONDS = 60.0
 # How much later rank 0 may come than ranks that check no machine: it imports more, and its machine may be slow.
 _LATE_SECONDS = 120.0
@@ -27,7 +27,7 @@ USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--timeout SECONDS] [--f
 
 {HELP[0].upper()}{HELP[1:]}. Each line is ok, warn or fail, and says what to do.
 
-  --timeout SECONDS  give up on a rank that does not answer in this time (default: {TIMEOUT_SECONDS:.0f})
+  --timeout SECONDS  how long to wait for a rank (default: {TIMEOUT_SECONDS:.0f})
 
 Takes the flags of recipes/finetune.py; without any, it checks what the recipe tiny needs. On each of several machines:
 torchrun --nnodes 2 ... -m kit.cli.main doctor --config C, or accelerate launch ... -m kit.cli.main doctor ...

@@ -10,7 +10,7 @@ from kit.system.console import Parser, announce_wait, show
 from kit.system.errors import Problem, UserError, raise_if
 from kit.system.visible import one_line
 
-HELP = "show samples as they are tokenised, with what is learned from marked"
+HELP = "show tokenised samples with their loss masks"
 
 
 def run(argv: list[str]) -> int:
@@ -18,13 +18,13 @@ def run(argv: list[str]) -> int:
     parser = Parser(
         prog="kit inspect",
         description=HELP + ".",
-        epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ... Marks of an "
-        "output without colours: [[learned]].",
+        epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ... Without colours, "
+        "supervised tokens stand in [[double brackets]].",
         allow_abbrev=False,
     )
-    shown = "samples to show, spread over the data (default: 5); rows that were skipped come after"
+    shown = "number of samples to show, spread over the data (default: 5); skipped rows come after them"
     parser.add_argument("-n", type=int, default=5, metavar="N", help=shown)
-    parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
+    parser.add_argument("--html", metavar="FILE", help="also write a self-contained HTML page")
     options, rest = parser.parse_known_args(argv)
     raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
     recipe = read_recipe(rest)
@@ -38,8 +38,8 @@ def run(argv: list[str]) -> int:
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
     if isinstance(checked.data, Stream):
-        fix = "leave out --streaming, which shows all; or give some of its files only"
-        raise UserError("streaming", "a stream cannot be shown as a whole", fix=fix)
+        fix = "leave out --streaming; or give some of the files only"
+        raise UserError("streaming", "samples of a stream cannot be shown", fix=fix)
     gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
     colour = sys.stdout.isatty()
     show(samples_page.as_text(gathered, colour), has_colours=colour)

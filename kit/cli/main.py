@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         from kit.config.recipe import ROOT
 
         if Path.cwd() != ROOT:
-            lines += ["", f"recipes/ and docs/, which messages name, lie in {ROOT}"]
+            lines += ["", f"recipes/ and docs/ are in {ROOT}"]
         show("\n".join(["usage: kit <command> [--help], or kit --version", "", *lines]))
         return 0
     if name in ("-V", "--version", "version"):

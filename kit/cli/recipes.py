@@ -8,7 +8,7 @@ from kit.system.console import Parser, show
 from kit.system.visible import joined
 from kit.tools.text_table import text_table
 
-HELP = "list the recipes, with the hardware each needs"
+HELP = "list the recipes with the hardware that each needs"
 _MODEL = re.compile(r"^# Model: +(\S+) \(((\d[\d.]*)([MB]) parameters)\)$", re.MULTILINE)
 _UNGATED = re.compile(r"^# Ungated: +(\S+ \(.+\))$", re.MULTILINE)
 # What a method needs: the cells of ``_COLUMNS`` from its config on.
@@ -31,11 +31,11 @@ def run(argv: list[str]) -> int:
             open_models[model] = ungated[1]
     rows.sort(key=lambda row: row[0])
     show(joined(text_table([row for _, row in rows])))
-    show("\nPlanned, not measured, for the smallest of the usual machines of up to 32 GPUs.")
-    show("`kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
-    show(f"Start one: {command_of('finetune.py')} --config <config> --recipe <recipe>")
+    show("\nPlanned, not measured, for the smallest common machine of up to 32 GPUs.")
+    show("`kit plan --recipe R --gpu G` plans a recipe on your GPUs.")
+    show(f"Start: {command_of('finetune.py')} --config <config> --recipe <recipe>")
     if open_models:
-        show("\nLlama needs a login and a licence at the hub. Models of about its sizes without, for the same recipes:")
+        show("\nLlama is gated: it needs a login and a licence on the hub. Ungated models for the same recipes:")
         for model, ungated_model in open_models.items():
             show(f"  {model:<10} --model_name_or_path {ungated_model}")
     return 0

@@ -1,4 +1,4 @@
-"""``kit report``: write the report of a run, or of several beside each other, also while they run."""
+"""``kit report``: write the report of a run, or a comparison of several, also while they train."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from kit.system.durable import read_small
 from kit.system.errors import Problems, UserError
 from kit.system.visible import joined, one_line
 
-HELP = "write the report of a run as far as it has come, or compare several runs"
+HELP = "write the HTML report of a run, finished or not, or compare several runs"
 RUNS = Path("runs")  # where runs are unless --output_dir says otherwise
 COMPARISON = "comparison.html"
 
@@ -21,9 +21,11 @@ def run(argv: list[str]) -> int:
         UserError: a folder holds no run or no metrics, or the page cannot be written.
     """
     parser = Parser(prog="kit report", description=HELP + ".", allow_abbrev=False)
-    what = f"output_dir of a run, or a folder of runs to compare; default: {RUNS}"
+    what = f"output_dir of a run, or a folder of runs to compare; default: {RUNS}/"
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help=what)
-    output = f"the page; default: report.html in the run's folder, of several runs {COMPARISON} beside the first"
+    output = (
+        f"file to write; default: report.html in the run's folder, or {COMPARISON} next to the first of several runs"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help=output)
     options = parser.parse_args(argv)
     folders = _runs_of(options.runs or [RUNS])

@@ -14,8 +14,8 @@ from kit.system import interrupt
 
 HELP = {
     "train": "fine-tune a model: recipes/finetune.py",
-    "score": "score a model, an adapter or a checkpoint on a data set: recipes/score.py",
-    "export": "make a model of a checkpoint, or merge an adapter: recipes/export.py",
+    "score": "evaluate a model, an adapter or a checkpoint on a data set: recipes/score.py",
+    "export": "merge an adapter, export a checkpoint, GGUF or quantized weights: recipes/export.py",
 }
 
 

@@ -1,4 +1,4 @@
-"""``kit verify-resume``: check that a killed run continues exactly, with these flags, on this machine.
+"""``kit verify-resume``: check that a killed run resumes exactly, with these flags, on this machine.
 
 It starts ``recipes/finetune.py`` three times with a few steps: one run without interruption, one that is killed, and
 the same command again.
@@ -22,7 +22,7 @@ from kit.system.visible import joined
 from kit.tools.verify_resume.compare_runs import compare_runs
 from kit.tools.verify_resume.run_script import SET, ScriptFailed, run_script
 
-HELP = "kill a short run with your flags, continue it, and compare bit for bit"
+HELP = "kill a short run with your flags, resume it, and compare bit for bit"
 DEFAULT_STEPS = 6
 MAX_EVAL_SAMPLES = 4
 ATTEMPTS = 3
@@ -33,11 +33,11 @@ Run N steps; run them again and kill every process once the checkpoint of step K
 again; compare losses, gradient norms, learning rates, evaluations and final weights bit for bit.
 
   --steps N        optimiser steps of each run (default: {DEFAULT_STEPS})
-  --kill_after K   step of the checkpoint to continue from, 1 to N - 1 (default: half of N)
+  --kill_after K   step of the checkpoint to resume from, 1 to N - 1 (default: half of N)
 
-Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, checkpoints, logging_steps,
-trackers, resume_from_checkpoint, overwrite_output_dir, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples
-at most, without generation or early stopping); a note names the flags that it overrides.
+Takes the flags of recipes/finetune.py, but sets output_dir, max_steps, checkpoints, logging_steps, trackers,
+resume_from_checkpoint, overwrite_output_dir and evaluation (after each step, on at most {MAX_EVAL_SAMPLES} samples,
+without generation or early stopping) itself; a note lists the flags that it overrides.
 Exit status: 0 exact, 1 not exact, 2 if you can fix something."""
 
 
@@ -133,7 +133,7 @@ def _verify(options: Options, folder: Path) -> int:
     show(joined(["", *comparison.table, "", *comparison.verdict.splitlines()]))
     nondeterministic = strategy.device != "cpu" and not recipe.deterministic
     if comparison.result == "differs" and nondeterministic:
-        show("    -> on a GPU, kernels may sum in another order each time: try --deterministic true")
+        show("    -> GPU kernels may be nondeterministic: try --deterministic true")
     return 0 if comparison.result == "exact" else 1
 
 

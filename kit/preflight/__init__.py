@@ -1,1 +1,1 @@
-"""Every check before a weight is read."""
+"""All checks before any weight is read."""

@@ -127,7 +127,7 @@ def _check_teacher(checked: Checked, launch: Launch, problems: Problems) -> None
     refused = sequence_problems(sharing, settings, checked.teacher_config, teacher, 0.0)
     problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
     if topology.strategy.name == "fsdp1":
-        problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
+        problems.append(Problem("teacher", "under FSDP1, which does not gather the lm_head", fix="--config fsdp"))
 
 
 def _open_model(checked: Checked, datasets: Sequence[Dataset], launch: Launch, problems: Problems) -> None:
@@ -253,7 +253,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
             (recipe.declared.head != "lm", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
-                raise UserError("images", f"given, and {found} was not shown with images", fix=fix)
+                raise UserError("images", f"not supported with {found} yet", fix=fix)
         return open_images(recipe, recipe, config, meta_model, tokenizer), NO_IMAGES
     except UserError as error:
         if recipe.min_pixels or recipe.max_pixels:
@@ -273,5 +273,5 @@ def check_bitsandbytes(method: str, optim: str) -> list[Problem]:
         import bitsandbytes  # noqa: F401
     except Exception as error:  # a library of CUDA that is missing or of another version raises many types
         found = f"bitsandbytes is installed but broken ({first_line(error)})"
-        return [Problem(key, found, fix="`python -m bitsandbytes` says what it misses; then install it again")]
+        return [Problem(key, found, fix="`python -m bitsandbytes` prints the cause; then reinstall it")]
     return []

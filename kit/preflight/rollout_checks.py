@@ -1,4 +1,4 @@
-"""Checks of what rollouts need, before the model is loaded: a vLLM server, and rewards that can be computed."""
+"""Checks of rollouts before the model is loaded: the vLLM server, and the reward functions."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -52,20 +52,20 @@ def check_server(recipe: "Recipe") -> None:
 
 
 def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
-    """Judge expected answers as if the model gave them, before it is loaded: by ``math`` all, by the user's the first.
+    """Score expected answers as if the model gave them: all of them by ``math``, the first one by the user's functions.
 
     Returns:
-        A line for each rule that gives 0 for all of them.
+        A line for each reward that is 0 for all of them.
 
     Raises:
-        UserError: a reward of the user fails, or ``math`` cannot read an expected answer.
+        UserError: a reward function of the user fails, or ``math`` cannot read an expected answer.
     """
 
     def expected(i: int) -> Attempt:
         text = text_of(tokenizer, train.prompt(i).reference)
         return Attempt(text, text, None, train.origin(i), 1, recipe.max_new_tokens)
 
-    def judged(name: str, attempts: Sequence[Attempt]) -> list[list[float | str]]:
+    def scored(name: str, attempts: Sequence[Attempt]) -> list[list[float | str]]:
         with closing(Scorer([name], recipe.reward_timeout, cores_of_rank())) as scorer:
             submitted = [scorer.submit(each) for each in attempts]
             return [each.result() for each in progress(submitted, "expected answers", len(submitted))]
@@ -73,15 +73,15 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
     notes, problems = [], Problems()
     for name in recipe.rewards:
         if is_own(name):
-            [[found]] = judged(name, [expected(0)._replace(row=train.data_rows([0]).get(0))])
+            [[found]] = scored(name, [expected(0)._replace(row=train.data_rows([0]).get(0))])
             if isinstance(found, str):
-                problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
+                problems.append(Problem("--rewards", f"failed on the expected answer of a row: {found}"))
         elif name == "math":
             every = [*{each.expected: each for each in map(expected, range(len(train)))}.values()]  # one of equals
             problems += shown(
                 [
                     Problem(each.origin, f"math-verify cannot read {each.expected[:60]!r}")
-                    for each, found in zip(every, judged(name, every), strict=True)
+                    for each, found in zip(every, scored(name, every), strict=True)
                     if found != [1.0]
                 ],
                 "--rewards math",
@@ -90,6 +90,6 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
         elif key_of(name) in ("number", "json", "regex") and not any(
             reward(name, expected(i)) for i in range(len(train))
         ):
-            notes.append(f"warning: --rewards {name}: 0 for the expected answer of every row")
+            notes.append(f"warning: --rewards {name} is 0 for the expected answer of every row")
     problems.raise_if_any()
     return notes

@@ -26,7 +26,7 @@ from kit.system.console import say, show
 from kit.system.errors import UserError
 from kit.tools.opened import Opened, base_of, open_model, plan_one_process
 
-HELP = "/new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an answer"
+HELP = "/new starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer"
 Message = dict[str, str]
 
 

@@ -68,7 +68,7 @@ def test_what_changes_what_is_learned_is_listed_at_once_with_a_flag_that_works(t
     path = theirs(min_sample_len=5, optimizer="lion_pytorch")
     assert main(["convert", path, "--out", "ours.yaml"]) == 2
     err = capsys.readouterr().err
-    assert "2 problems" in err and re.search(r"theirs.yml:\d min_sample_len: 5 changes what is learned", err)
+    assert "2 problems" in err and re.search(r"theirs.yml:\d min_sample_len: 5 changes training", err)
     assert not (tmp_path / "ours.yaml").exists()
     fix = err.split("-> ")[1].partition(" leaves")[0]
     assert main(["convert", path, "--out", "ours.yaml", *shlex.split(fix), "--optim", "adamw_torch_fused"]) == 0

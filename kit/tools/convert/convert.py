@@ -43,7 +43,7 @@ def convert(
 
     Args:
         num_processes: over all machines; None: as the file says, or one.
-        drop: keys that may be left out although that changes what is learned.
+        drop: keys that may be left out although that changes training.
         flags: settings of ours, which win over the file.
 
     Raises:
@@ -137,7 +137,7 @@ def _leave_dropped(draft: Draft, drop: Collection[str]) -> None:
 
 
 def _not_dropped(draft: Draft, drop: Collection[str]) -> list[Problem]:
-    """A problem for each key that changes what is learned, unless it may be left out. The last one has the fix."""
+    """A problem for each key that changes training, unless it may be left out. The last one has the fix."""
     missing = [each for each in draft.left_out if each.group is Group.TRAINING]
     problems = []
     for each in missing:
