@@ -1,7 +1,7 @@
 """The model card of ``final/`` and of exported models: ``README.md``.
 
 Promises: the metadata are valid for the Hub, and name only what others can open: no path of this machine, no
-credential. Text of strangers is no mark of Markdown and begins no line. The code on the card runs as it stands, apart
+credential. Untrusted text is no mark of Markdown and begins no line. The code on the card runs as it stands, apart
 from the name of the folder.
 """
 
@@ -89,17 +89,17 @@ def model_card(
     lines += [f"- base: {as_code(base)}" if base else f"- base: a folder named {as_code(base_name)}, not from the Hub"]
     lines += [LICENCE_OF_BASE, *of_run]
     if stops:
-        lines += [f"- answers end with {' or '.join(map(as_code, stops))}"]
+        lines += [f"- stop tokens: {', '.join(map(as_code, stops))}"]
     if merged:
         lines += [f"- the adapter is merged into its base, in {merged}: the model needs nothing else"]
-        lines += ["- the evaluation is that of the adapter on its base, before the merge"] * bool(table)
+        lines += ["- the evaluation was made before the merge"] * bool(table)
     lines += ["", *table]
     code = _code_to_use(settings, is_plain, tokenizer, text_form, bool(stops), loader, dequantised_by)
     return redacted("\n".join([*lines, "```python", *code, "```", ""]))
 
 
 def converted_card(card: str, tag: str, made: str, lines: Sequence[str], code: str = "") -> str:
-    """Return the card of other files that were made of a model.
+    """Return the card of files that were converted from a model.
 
     Args:
         card: of the model.
@@ -157,10 +157,10 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     processes = counted(strategy.num_processes, "process")
     lines += [f"- {strategy.type} on {processes}, mixed_precision {strategy.mixed_precision}"]
     if recipe.qat:
-        rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
-        lines += [f"{rounded}; the evaluation is that of rounded weights"]
+        quantised = f"- quantisation-aware training (QAT) for torchao's {recipe.qat}"
+        lines += [f"{quantised}; the evaluation is that of quantised weights"]
     if recipe.system_prompt:
-        lines += [f"- system message of conversations that had none: {as_code(recipe.system_prompt)}"]
+        lines += [f"- system prompt of conversations without one: {as_code(recipe.system_prompt)}"]
     return lines
 
 
@@ -222,7 +222,7 @@ def _table(state: LoopState) -> list[str]:
 
 
 def as_code(text: str) -> str:
-    """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
+    """Untrusted text as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
     text = one_line(text).replace("`", "'")
     return f"`{text}`"
 

@@ -47,7 +47,7 @@ def save_final(policy: "Policy", checked: "Checked", state: LoopState) -> None:
     """Write ``final/`` of a run, with its model card, under every strategy. Called by all ranks.
 
     Raises:
-        TrainingError: on the main process, if the adapter has learned nothing.
+        TrainingError: on the main process, if the adapter was not trained.
     """
     assert checked.folder is not None
     recipe, config = checked.recipe, checked.config
@@ -268,7 +268,7 @@ def _names_of_parameters(model: Any) -> Iterable[list[str]]:
 
 
 def check_learned(state: dict[str, torch.Tensor]) -> None:
-    """Name the modules whose adapters are as they began: the matrix that starts at zero (lora_B) is still zero.
+    """Name the modules whose adapters were not trained: the matrix that is initialised to zero (lora_B) is still zero.
 
     Raises:
         TrainingError: all of them are, so nothing was trained or gathered.
@@ -277,10 +277,10 @@ def check_learned(state: dict[str, torch.Tensor]) -> None:
     has_learned.pop("", None)
     still = [module for module, learned in has_learned.items() if not learned]
     if has_learned and len(still) == len(has_learned):
-        of_rollouts = "; in rollouts, no answer was worth more than another to its prompt"
-        raise TrainingError(f"every lora_B is zero: the adapter has learned nothing{of_rollouts}")
+        of_rollouts = "; with grpo, every group had zero reward variance"
+        raise TrainingError(f"every lora_B is zero: the adapter was not trained{of_rollouts}")
     if still:
         say(
-            f"warning: {len(still)} of {len(has_learned)} adapters never moved, their lora_B is zero: {listed(still)}; "
-            "no gradient has reached them"
+            f"warning: {len(still)} of {len(has_learned)} adapters were not trained (lora_B is zero): {listed(still)}; "
+            "no gradient reached them"
         )

@@ -1,4 +1,4 @@
-"""Make a model folder, GGUF files or rounded weights of a source. Runs in one process.
+"""Write a model folder, GGUF files or quantised weights from a source. Runs in one process.
 
 Promises: a model is checked before any weight is read; what was written is opened again, and is the model that was
 trained (see ``proof.py``), or nothing is left. An adapter is merged into its unquantised base, never into 4 bits.
@@ -29,7 +29,7 @@ from kit.export.final import (
     finish_folder,
     write_model,
 )
-from kit.export.proof import BOUNDS, SHARE, Scores, change_between, check_folder, check_tokenizer, score
+from kit.export.proof import BOUNDS, FRACTION, Scores, change_between, check_folder, check_tokenizer, score
 from kit.export.source import Source
 from kit.export.stop_tokens import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapters.adapter import adapters_off, attach_adapter
@@ -48,7 +48,7 @@ class Wanted:
     """How a model is written."""
 
     dtype: str | None  # of the weights; None: that of the base
-    max_change: float | None = None  # nats per token; None: ``BOUNDS``, and of a merge ``SHARE``
+    max_change: float | None = None  # nats per token; None: ``BOUNDS``, and of a merge ``FRACTION``
     output_dir: Path = Path("model")  # for messages: what is written has another name until it is complete
     merges: bool = False  # the adapter of a checkpoint too
 
@@ -64,7 +64,7 @@ def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any
 
     Raises:
         UserError: a model cannot be opened, or does not fit.
-        TrainingError: the adapter has learned nothing, or what was written is not what was trained.
+        TrainingError: the adapter was not trained, or what was written is not what was trained.
     """
     if source.checkpoint and source.settings.method == "full":
         return f"model after step {source.state.step}", _write_full(source, folder, wanted)
@@ -73,10 +73,10 @@ def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any
         return f"adapter after step {source.state.step}", None
     if (run := source.run) and run.qat:
         group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
-        flags = f"--output_dir rounded --format torchao --qat {run.qat}{group}"
+        flags = f"--output_dir quantized --format torchao --qat {run.qat}{group}"
         say(
-            "note: this run rounded its base, and the merge takes the base as it is, so the merged model computes "
-            "something else than was trained. That is the adapter on the base as it was: "
+            "note: this run trained on a quantised base (QAT), and the merge uses the original one, so the model "
+            "differs from what was trained. Instead, serve the adapter on the quantised base: "
             f"`kit export {run.model_name_or_path} {flags}`"
         )
     return "merged model", _write_merged(source, folder, wanted)
@@ -108,14 +108,14 @@ def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
     left = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
     for name, tensor in tensors.items():
         if not any(each.shape == tensor.shape and torch.equal(each, tensor.to(each.dtype)) for each in left):
-            raise TrainingError(f"the adapter that was written lacks {name}; nothing was kept")
+            raise TrainingError(f"the adapter that was written lacks {name}; nothing was written")
     say(*describe_stops(stops, str(wanted.output_dir)), *describe_serving(model, wanted.output_dir))
     say(*check_tokenizer(folder, source.rows, source.tokenizer))
     say(f"adapter, opened again: {len(tensors)} of {len(tensors)} trained tensors are there, bit for bit")
 
 
 def _choose_padding(source: Source) -> None:
-    """Let the tokenizer of a classification or embedding head pad with a token that ends no text."""
+    """Choose a pad token that ends no text, for a model with a classification or embedding head."""
     if head_of(source.config) != "lm":
         pad_with(source.tokenizer, {row[-1] for row in source.rows.ids})
 
@@ -145,7 +145,7 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
         learned = change_between(score(adapted, rows), reference).mean
     bound = wanted.bound(getattr(torch, dtype))
     if wanted.max_change is None:
-        bound = min(bound, SHARE * learned)
+        bound = min(bound, FRACTION * learned)
     announce_wait("merging and writing the model")
     _cast_whole_modules(adapted)
     merged = adapted.merge_and_unload(safe_merge=True)
@@ -165,7 +165,7 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
 
 
 def _cast_whole_modules(adapted: Any) -> None:
-    """Cast the modules that trained whole, in float32, to the dtypes of those that they take the place of."""
+    """Cast fully fine-tuned modules (PEFT's modules_to_save), in float32, to the dtypes of the originals."""
     from peft.utils import ModulesToSaveWrapper
 
     for wrapper in adapted.modules():
@@ -219,7 +219,7 @@ def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.
         compared += lines
     shutil.rmtree(work)
     names = [file.name for file in files.values()]
-    made = "Written by llama.cpp's converter; beside the model in transformers:"
+    made = "Written by llama.cpp's converter. Comparison with the model in transformers:"
     commands = "\n".join(f"llama-server --jinja -m {name}" for name in names)
     card = converted_card(card, "gguf", made, compared, f"\n```bash\n{commands}\n```\n")
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -227,17 +227,17 @@ def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.
 
 
 def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: str, group_size: int | None) -> str:
-    """Write the model with weights rounded by torchao, and compare it. Returns what it is.
+    """Write the model with weights quantised by torchao, and compare it. Returns what it is.
 
     Args:
         scheme: ``qat``.
         group_size: ``qat_group_size``.
 
     Raises:
-        UserError: it cannot be opened, or not be rounded so.
+        UserError: it cannot be opened, or not be quantised so.
         TrainingError: what was written does not compute what ``qat`` trains.
     """
-    # Those of the full model that is rounded, of those that open it or the base of its adapter.
+    # Those of the full model that is quantised, of those that open it or the base of its adapter.
     other = {"method": "full", "adapter_name_or_path": None, "qat": scheme, "qat_group_size": group_size}
     settings = source.settings.model_copy(update=other)
     raise_if(check_model(settings, source.config, build_meta_model(settings, source.config)))
@@ -245,7 +245,7 @@ def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: s
     work.mkdir()
     plain, model, card = _write_plain(source, work, wanted)
     bound = wanted.bound(model.dtype)
-    announce_wait("rounding the weights")
+    announce_wait("quantising the weights")
     expected, lines = torchao.write(model, plain, folder, settings, source.rows, source.loader)
     del model
     gc.collect()
@@ -255,7 +255,7 @@ def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: s
     opened = _open_plain(source, folder)
     compared = check_folder(folder, opened, source.rows, source.tokenizer, expected, bound)
     say(*lines, *compared)
-    made = "Its weights are rounded by torchao, which opening it needs: `pip install torchao`."
+    made = "The weights are quantised with torchao. Install it to open the model: `pip install torchao`."
     card = converted_card(card, "torchao", made, [*lines, *compared])
     finish_folder(folder, None, source.tokenizer, card, {})
     return f"{source.name} in {scheme}"

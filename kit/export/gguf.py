@@ -72,7 +72,7 @@ runpy.run_path(script, run_name="__main__")
 
 @dataclass(frozen=True)
 class Tools:
-    """What is at hand of llama.cpp."""
+    """Which parts of llama.cpp are installed."""
 
     converter: Path
     has_package: bool  # llama-cpp-python, which quantises and compares
@@ -124,7 +124,7 @@ def check_tokenizer(tools: Tools, settings: Any, config: Any, tokenizer: Any, fo
     fix = "a newer llama.cpp may know it: `git pull` in its folder"
     if "pre-tokenizer was not recognized" in error:
         found = "llama.cpp's converter does not know how this tokenizer splits text"
-        fix = "--pre_tokenizer with a name of src/llama-vocab.cpp, such as llama-bpe: wrong ids are found"
+        fix = "--pre_tokenizer NAME, from src/llama-vocab.cpp: llama-bpe, ...; wrong ids are detected"
     if error:
         raise UserError("--format gguf", found, fix=fix)
 
@@ -234,7 +234,7 @@ def check_gguf(tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: 
     written = answer["metadata"].get("tokenizer.chat_template")
     wanted = without_marks(template.source) if template else None
     if written != wanted:
-        raise TrainingError(f"{file.name} has another chat template than the model; nothing was kept")
+        raise TrainingError(f"{file.name} has another chat template than the model; nothing was written")
     change = change_between(reference, np.array(answer["logprobs"]))
     lines += [check_change(f"{file.name} against transformers", change, bound)]
     return [*lines, f"    compared on {rows.origin}"]

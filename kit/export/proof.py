@@ -2,8 +2,8 @@
 
 Promises: the models see the same token ids, taken from rows of the run's own evaluation data where they are at hand,
 and compute in float32, whatever their weights are stored in. What differs is a number with its unit; beyond the bound
-it is an error, and no folder is left. For a merge the bound is also a share of what the adapter changed, so that an
-adapter that is lost is found, however little it has learned.
+it is an error, and no folder is left. For a merge the bound is also a fraction of what the adapter changed, so that a
+lost adapter is detected, however small its change.
 """
 
 import math
@@ -35,9 +35,9 @@ from kit.system.errors import TrainingError, UserError
 NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
 # Mean change of a token's log-probability, in nats, that is taken for rounding: set by hand, not derived.
 BOUNDS: Mapping[str, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.05}
-# Of a merge it is at most this share of what the adapter changed: 1 if it is lost, or added twice. Rounding to bfloat16
-# took 0.03 or less of adapters that had learned something.
-SHARE = 0.25
+# Of a merge it is at most this fraction of what the adapter changed: 1 if it is lost, or added twice. Rounding to
+# bfloat16 took 0.03 or less of trained adapters.
+FRACTION = 0.25
 # What tells pretokenisers apart: digits, spaces, code, contractions, letters of other scripts, emoji.
 TEXTS = (
     "Hello! How are you today?",
@@ -102,7 +102,10 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
             texts = [chat.render(messages, None) for messages in conversations()]
     ids = [[i for i in encode(tokenizer, text) if i < vocab_size] for text in texts]
     return Rows(
-        ids, [list(range(1, len(row))) for row in ids], "texts of the kit, no evaluation data at hand", tuple(texts)
+        ids,
+        [list(range(1, len(row))) for row in ids],
+        "texts of the kit, since no evaluation data was found",
+        tuple(texts),
     )
 
 
@@ -251,7 +254,7 @@ def check_change(what: str, change: Change, bound: float, learned: float | None 
     line = f"{what}: {change} (bound {limit})"
     if not change.mean <= bound:
         larger = f"{math.ceil(change.mean * 100) / 100:g}" if math.isfinite(change.mean) else "NATS"
-        raise TrainingError(f"{line}: too far, so nothing was kept. {fix}--max_change {larger} would keep it")
+        raise TrainingError(f"{line}: beyond the bound, so nothing was written. {fix}--max_change {larger} accepts it")
     return line
 
 
@@ -270,7 +273,7 @@ def check_ids(what: str, expected: Sequence[tuple[str, list[int]]], ids: Sequenc
             at = next(i for i, (one, other) in enumerate(zip_longest(wanted, found)) if one != other)
             raise TrainingError(
                 f"{what}: of {text[:60]!r} token {at} is {list(found)[at : at + 3]}, and the model was trained on "
-                f"{wanted[at : at + 3]}; nothing was kept"
+                f"{wanted[at : at + 3]}; nothing was written"
             )
     if not expected:
         return f"{what}: ids NOT compared, because decoding with this tokenizer does not give the texts of the rows"
@@ -287,7 +290,7 @@ def check_tokenizer(folder: Path, rows: Rows, tokenizer: Any) -> list[str]:
 
     opened = AutoTokenizer.from_pretrained(folder)
     if opened.chat_template != tokenizer.chat_template or (rows.text_form != "chat" and opened.chat_template):
-        raise TrainingError(f"{folder} has another chat template than the model; nothing was kept")
+        raise TrainingError(f"{folder} has another chat template than the model; nothing was written")
     expected = texts_of(rows, tokenizer) + rendered(tokenizer)
     return [check_ids("tokenizer, opened again", expected, [encode(opened, text) for text, _ in expected])]
 

@@ -1,4 +1,4 @@
-"""What is exported: a run, its checkpoint, its ``final/``, an adapter, or a model."""
+"""The source of an export: a run, a checkpoint, a ``final/`` folder, an adapter, or a model."""
 
 import os
 import re

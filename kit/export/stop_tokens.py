@@ -1,7 +1,7 @@
-"""The tokens at which plain ``generate`` of a trained model stops.
+"""The stop tokens of a trained model, at which plain ``generate`` stops.
 
 A chat template ends an answer with a token of its own, such as ``<|im_end|>``; the base's ``generation_config.json``
-often names only EOS. Then the model writes the token that it learned to write, and generation goes on behind it.
+often names only EOS. Then the model writes the token that it was trained to write, and generation goes on after it.
 
 Promises: tokens are added, never taken away, and only those at which generation does not stop yet.
 """
@@ -58,7 +58,7 @@ def describe_stops(stops: Mapping[str, int], where: str) -> list[str]:
     """Return a line that names the tokens added to the model in ``where``; empty if there are none."""
     if not stops:
         return []
-    return [f"answers end with {' or '.join(stops)}: the model in {where} stops there too"]
+    return [f"stop tokens added to the model in {where}: {', '.join(stops)}"]
 
 
 def _ids(eos_token_id: Any) -> list[int]:

@@ -1,7 +1,7 @@
-"""Write a model whose weights are rounded by torchao, as ``qat`` trains for, in files that transformers opens.
+"""Write a model with weights quantised by torchao, as ``qat`` trains for, in files that transformers opens.
 
-Promises: the written model, opened again, is compared with the rounding of training; and how far rounding moves the
-answers of the model is said in figures.
+Promises: the written model, opened again, is compared with the fake quantisation of training; and the loss before and
+after quantisation is reported.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ from kit.model.adapters.qat import install_qat, layers, quantised_as
 def write(
     model: Any, plain: Path, folder: Path, settings: MethodSettings, rows: Rows, opener: Any
 ) -> tuple[Any, list[str]]:
-    """Round the model in ``plain``, and write it.
+    """Quantise the model in ``plain``, and write it.
 
     Args:
-        model: as plain transformers opened it; it computes with rounded weights afterwards.
+        model: as plain transformers opened it; it computes with fake-quantised weights afterwards.
         settings: of the full model, with ``qat``.
         opener: the class that opens it.
 
@@ -41,5 +41,5 @@ def write(
     sizes = [sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (plain, folder)]
     return expected, [
         f"{settings.qat} in {len(names)} layers: {sizes[0] / 1e6:,.1f} MB of weights become {sizes[1] / 1e6:,.1f} MB",
-        f"loss {losses[0]:.4f} before rounding, {losses[1]:.4f} after it: {change_between(before, expected)}",
+        f"loss {losses[0]:.4f} before quantisation, {losses[1]:.4f} after it: {change_between(before, expected)}",
     ]

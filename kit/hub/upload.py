@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KINDS = {False: "a full model", True: "an adapter"}
 _SETTING = "push_to_hub"
-_AFTERWARDS = "leave it out, and after the run `kit push --base_model ID`"
+_AFTERWARDS = "leave it out, and upload after the run: `kit push RUN --base_model ID`"
 _RIGHTS = "a token with write access: `hf auth login`, or HF_TOKEN"
 
 
@@ -42,8 +42,8 @@ def check_upload(name: str, base: str, is_adapter: bool) -> None:
     """
     problems = Problems()
     if os.path.exists(os.path.expanduser(base)):
-        found = f"the model's card would name its base, and {base} is a folder"
-        problems.append(Problem(_SETTING, found, "a base that the hub has", _AFTERWARDS))
+        found = f"the model card must name the base, and {base} is a folder"
+        problems.append(Problem(_SETTING, found, "a hub id", _AFTERWARDS))
     with problems.caught():
         find_repository(huggingface_hub.HfApi(), name, is_adapter, False, _SETTING)
     problems.raise_if_any()
@@ -157,7 +157,7 @@ def answers(name: str) -> Iterator[None]:
         if found is not None or isinstance(error, ValueError):
             raise UserError("the hub", f"it refuses {name} ({reason})", fix=again) from None
         offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
-        fix = "connect to a network, and type the same command again"
+        fix = "connect to a network, and run the same command again"
         raise UserError("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=fix) from None
 
 

@@ -49,15 +49,17 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image]
         if model.images:
             pieces = text.split(model.images.token)
             if len(pieces) - 1 != len(pictures):
-                raise model.template.refusal(f"{len(pieces) - 1} places in the prompt for {len(pictures)} pictures")
+                raise model.template.refusal(
+                    f"{len(pieces) - 1} image placeholders in the prompt for {len(pictures)} images"
+                )
             of_pictures = [model.images.of(picture.height, picture.width) for picture in pictures]
             text = "".join(chain.from_iterable(zip(pieces, [*of_pictures, ""], strict=True)))
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
         raise UserError("the prompt", "empty", "some text")
     if model.positions is not None and len(ids) >= model.positions:
-        found = f"the conversation has {len(ids)} tokens, and the model reads {model.positions}"
-        raise UserError("the prompt", found, fix="/new begins a new one")
+        found = f"the conversation has {len(ids)} tokens, more than max_position_embeddings {model.positions}"
+        raise UserError("the prompt", found, fix="/new starts a new one")
     return ids
 
 
@@ -127,7 +129,7 @@ def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequenc
     beginning = [{"role": "system", "content": system}] if system else []
     in_terminal = sys.stdin.isatty()
     if in_terminal and tuned.template is None:
-        say("plain text: what you type is the prompt; --chat_template makes a chat of it")
+        say("plain text: your text is the prompt; --chat_template sets a chat template")
     conversations = [beginning] * len(models)
     for question in _typed() if in_terminal else (line.rstrip("\n") for line in sys.stdin):
         is_new = question.strip() == "/new"

@@ -1,4 +1,4 @@
-"""A model opened in one process to answer: of a run, or any other; and the base of an adapter.
+"""A model opened in one process for inference: of a run, or any other; and the base of an adapter.
 
 Promises: a damaged checkpoint is refused, and all that needs no weights is checked before they are read.
 """
@@ -82,7 +82,7 @@ def open_model(
     is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
-        raise UserError("--base", "this is a whole model, which holds no base", "an adapter", "leave it out")
+        raise UserError("--base", "this is a full model, not an adapter: it has no base", "an adapter", "leave it out")
     config = open_config(recipe)
     if (head := head_of(config)) != "lm":
         found = f"a model of {head}, which writes no answers"
@@ -114,7 +114,7 @@ def base_of(tuned: Opened) -> Opened:
 def _template_of(recipe: Recipe, tokenizer: Any, image_token: str) -> Template:
     source = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
     if source is None:
-        fix = "--plain, and what you type is the prompt; or --chat_template NAME"
-        found = f"{recipe.model_name_or_path} brings none"
+        fix = "--plain, which sends your text as the prompt; or --chat_template NAME"
+        found = f"{recipe.model_name_or_path} has none"
         raise UserError("chat_template", found, "a chat template", fix)
     return Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0]

@@ -70,7 +70,7 @@ def push(source: str, name: str | None, public: bool, base_model: str | None) ->
     repo = find_repository(api, name, model.adapter is not None, public, "NAME")
     card = finished_card(model, repo, _licence_on_hub(api, model))
     if public and not getattr(model.card.data, "license", None):
-        show("warning: the card names no licence; the base's card has none")
+        show("warning: the model card has no licence, because the base's card has none")
     if not sys.stderr.isatty():
         disable_progress_bars()
     message = f"kit push: {KINDS[model.adapter is not None]}"
@@ -98,7 +98,7 @@ def _summary(model: Model, repo: str, public: bool) -> str:
     lines += [f"  {', '.join(model.files)}; {num_bytes:,} bytes"]
     others = sorted({path.name for path in model.folder.iterdir()} - set(model.files))
     if others:
-        lines += [f"not uploaded, as it is no part of the model: {listed(others)}"]
+        lines += [f"not uploaded (not part of the model): {listed(others)}"]
     return "\n".join(lines)
 
 
@@ -146,7 +146,7 @@ def _check_complete(folder: Path, files: list[str]) -> None:
     if index in files:
         needed = set(_read_json(folder / index).get("weight_map", {}).values()) or needed
     if missing := sorted({*needed, "tokenizer_config.json"} - set(files)):
-        raise UserError(str(folder), f"half a model: no {listed(missing)}", "a complete one", _EXPORT)
+        raise UserError(str(folder), f"an incomplete model: no {listed(missing)}", "a complete one", _EXPORT)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _check_credentials(paths: Iterable[Path]) -> None:
         if spans := secret_spans(text):
             line = text.count("\n", 0, spans[0][0]) + 1
             fix = "take it out of the file, and renew it if others have seen it"
-            problems.append(Problem(f"{path}:{line}", "a credential", "nothing that gives access", fix))
+            problems.append(Problem(f"{path}:{line}", "a credential", "no credential", fix))
     raise_if(problems)
 
 
@@ -178,7 +178,7 @@ def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None)
     if typed:
         raise UserError("--base_model", f"{typed!r} is no hub id", "its id on the hub")
     if adapter is not None:
-        text = "a local folder, which others do not have"
+        text = "a local folder, which others cannot open"
         raise UserError("the base", text, "its id on the hub", "--base_model ID")
     return None
 

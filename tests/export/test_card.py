@@ -113,7 +113,7 @@ def test_the_code_opens_what_was_trained():
         assert ("model = PeftModel.from_pretrained(model, folder)" in card) == is_adapter
         assert ("quantization_config=transformers.FineGrainedFP8Config(dequantize=True))" in card) == is_adapter
         assert ("GenerationConfig.from_pretrained" in card) == is_adapter
-        assert "answers end with `<|im_end|>`" in card
+        assert "stop tokens: `<|im_end|>`" in card
     unknown = model_card(MethodSettings(model_name_or_path="some/base"), None, LoopState(), TOKENIZER, "plain")
     assert "data and training: not known" in unknown and 'tokenizer("Once upon a time"' in unknown
 

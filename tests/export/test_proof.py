@@ -27,14 +27,16 @@ def test_the_change_is_the_mean_of_absolute_differences_and_the_largest():
     change = change_between(np.array([-1.0, -2.0, -3.0, -4.0]), np.array([-1.5, -1.5, -3, -4]))
     assert (change.mean, change.largest, change.num_tokens) == (0.25, 0.5, 4)
     for value in (math.nan, -math.inf):  # is beyond any bound
-        with pytest.raises(TrainingError, match="nothing was kept"):
+        with pytest.raises(TrainingError, match="nothing was written"):
             check_change("model", change_between(np.array([-1.0]), np.array([value])), 1e9)
 
 
 def test_a_change_beyond_the_bound_is_an_error_that_names_the_bound_to_type():
     change = change_between(np.array([-1.0]), np.array([-1.5]))
     assert "(bound 0.5)" in check_change("model", change, 0.5)
-    with pytest.raises(TrainingError, match=r"\(bound 0.4\): too far, so nothing was kept. --max_change 0.5 would"):
+    with pytest.raises(
+        TrainingError, match=r"\(bound 0.4\): beyond the bound, so nothing was written. --max_change 0.5 accepts"
+    ):
         check_change("model", change, 0.4)
 
 
@@ -42,7 +44,7 @@ def test_another_id_is_an_error_that_shows_where():
     expected = [("red", [1, 2]), ("red cat", [1, 2, 3])]
     assert check_ids("llama.cpp", expected, [[1, 2], [1, 2, 3]]) == "llama.cpp: ids equal for 2 of 2 texts"
     for wrong in ([1, 2, 4], [1, 2]):
-        with pytest.raises(TrainingError, match=r"of 'red cat' token 2 is .* trained on \[3\]; nothing was kept"):
+        with pytest.raises(TrainingError, match=r"of 'red cat' token 2 is .* trained on \[3\]; nothing was written"):
             check_ids("llama.cpp", expected, [[1, 2], wrong])
 
 

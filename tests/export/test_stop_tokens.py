@@ -37,7 +37,7 @@ def by_its_card(folder):
 def test_the_model_of_a_chat_run_stops_at_the_end_token_of_its_template(finetune, base, tmp_path, method):
     flags = {"model_name_or_path": base, "chat_template": "chatml", "method": method, "max_steps": 2}
     run = finetune.ok("run", **flags, lora_r=4) if method == "lora" else finetune.ok("run", **flags)
-    assert "answers end with <|im_end|>: the model in final/ stops there too" in run.output
+    assert "stop tokens added to the model in final/: <|im_end|>" in run.output
     opened = by_its_card(run.folder / "final")
     assert opened.generation_config.eos_token_id == eos_of(run.folder / "final") == [0, 2]
     checkpoint = run.folder / "checkpoints/step-00000002"

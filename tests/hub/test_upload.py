@@ -77,7 +77,7 @@ def test_a_hub_out_of_reach_is_said(hub, monkeypatch):
 
 def test_a_base_in_a_folder_is_said_with_what_else_is_wrong(hub, model_folder):
     said = refusal("nobody/x", str(model_folder))
-    assert f"the model's card would name its base, and {model_folder} is a folder" in said
+    assert f"the model card must name the base, and {model_folder} is a folder" in said
     assert "`kit push --base_model ID`" in said and "nobody: has no such member" in said
 
 

@@ -67,7 +67,7 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
         return done.returncode, done.stdout, done.stderr
 
     status, _, said = talk()
-    assert status == 2 and "--plain, and what you type is the prompt" in said
+    assert status == 2 and "--plain, which sends your text as the prompt" in said
     assert talk("--plain", "--temperature", "1", "--top_p", "0.9")[0] == 0
     for words, says in ((["--config", "ddp"], "--config single"), (["--base"], "--base: this is a whole model")):
         status, _, said = talk("--plain", *words)

@@ -86,7 +86,7 @@ def test_a_run_is_uploaded_in_one_private_commit_once_and_only_its_model_with_a_
     found = hub.repositories["model", "me/my-run"]
     assert found.is_private and set(found.files) == MODEL
     assert found.files[SHARDS[0]] == Path("my run/final", SHARDS[0]).read_bytes()
-    assert "not uploaded, as it is no part of the model: error.txt, optimizer.safetensors" in text
+    assert "not uploaded (not part of the model): error.txt, optimizer.safetensors" in text
     assert b"somebody" not in b"".join(found.files.values())
     card = found.files["README.md"].decode()
     about = ModelCard(card).data
@@ -156,7 +156,7 @@ def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make
 
 def test_half_a_model_or_a_credential_is_refused_before_the_hub_is_asked(hub, make, capsys):
     for number, (change, says) in enumerate([
-        (lambda final: (final / SHARDS[0]).unlink(), f"half a model: no {SHARDS[0]}"),
+        (lambda final: (final / SHARDS[0]).unlink(), f"an incomplete model: no {SHARDS[0]}"),
         (lambda final: (final / "config.json").unlink(), "holds no model"),
         (lambda final: (final / "config.json").write_text('{"a": "hf_' + "a" * 34 + '"}'), "json:1: a credential"),
         (lambda final: final.rename(final.with_name(".final.partial")), "has no final/ yet"),

@@ -16,9 +16,7 @@ _NAMES = {
 _PLUGINS_OF_SPEED = ("cut_cross_entropy", "liger", "kernels", "expert_parallel", "swanlab")
 _PAIRS = ("dpo", "orpo", "simpo", "cpo", "kto", "reward")
 _TEXTS = ("completion", "pretrain")
-_BY_HAND = (
-    "rows of this type have words of their own there; write them with --chat_template, or a prompt_format: docs/data.md"
-)
+_BY_HAND = "this type has its own prompt text; write it with --chat_template, or a prompt_format: docs/data.md"
 _KNOWN = set(
     """
     path type name split revision data_files ds_type field text_column field_messages message_property_mappings
@@ -41,7 +39,7 @@ def convert(draft: Draft) -> None:
         modules = as_list(draft.take("lora_target_modules"))
         draft.put("lora_target_modules", "all-linear")
         if others := [name for name in modules if re.search("head|embed|wte", name)]:
-            draft.leave("lora_target_modules", others, "all-linear takes none of these; or name all modules")
+            draft.leave("lora_target_modules", others, "all-linear does not include these; or name all modules")
     for theirs in _NAMES.keys() & given.keys():
         given[_NAMES[theirs]] = given.pop(theirs)
         draft.sources[_NAMES[theirs]] = theirs
@@ -61,7 +59,7 @@ def convert(draft: Draft) -> None:
 
 
 def _take_special_tokens(draft: Draft) -> None:
-    """A padding token is never learned; the end of a text is."""
+    """A padding token is masked out of the loss; the token that ends a text is trained on."""
     tokens = draft.take("tokens") if isinstance(draft.given.get("tokens"), dict) else {}  # its older name
     for key, value in (draft.take("special_tokens", {}) | tokens).items():
         if key == "additional_special_tokens":
@@ -70,17 +68,17 @@ def _take_special_tokens(draft: Draft) -> None:
             ends_turns = draft.values.get("chat_template", "bare") != "bare"
             is_learned = key not in ("pad_token", "unk_token") and not ends_turns
             group = Group.TRAINING if is_learned else Group.NEEDLESS
-            reason = "the tokenizer's own; one that it lacks is added by --new_tokens"
+            reason = "the tokenizer's own is used; --new_tokens adds a missing one"
             draft.leave(f"special_tokens.{key}", value, reason, group)
 
 
 def _take_data(draft: Draft) -> None:
-    """Read the data sets, the chat template and what is learned from."""
+    """Read the data sets, the chat template and the loss mask."""
     trains, tests = _sections(draft.take("datasets")), _sections(draft.take("test_datasets"))
     streams = [section | {"type": "pretrain"} for section in _sections(draft.take("pretraining_dataset"))]
     if streams:
         draft.put("streaming", True, "pretraining_dataset is a stream")
-        draft.put("packing", True, "as axolotl packs what it streams")
+        draft.put("packing", True, "axolotl packs streams")
         draft.given.setdefault("save_strategy", "no")
     types = [_type_of(section) for section in trains + streams]
     entries = _entries(draft, "datasets", trains) + _entries(draft, "pretraining_dataset", streams)
@@ -92,10 +90,10 @@ def _take_data(draft: Draft) -> None:
     if "alpaca" in types:
         for key in ("chat_template", "chat_template_jinja"):
             if (template := draft.take(key)) is not None:
-                draft.leave(key, template, "rows of alpaca have none", Group.NEEDLESS)
-        draft.put("chat_template", "bare", "prompt_format has all of the text")
+                draft.leave(key, template, "alpaca rows use none", Group.NEEDLESS)
+        draft.put("chat_template", "bare", "prompt_format has the whole prompt")
         if set(types) != {"alpaca"}:
-            draft.refuse("datasets", types, "alpaca has no chat template, the others have: train on one kind of them")
+            draft.refuse("datasets", types, "alpaca uses no chat template, the others do: train on one kind")
     take_template(draft, "chat_template_jinja" if has_text else "chat_template")
     put_data(draft, "dataset", entries)
     if tests:
@@ -103,7 +101,7 @@ def _take_data(draft: Draft) -> None:
         draft.take("val_set_size")
     draft.read("val_set_size")
     if types and set(types) <= set(_TEXTS):
-        draft.put("excess_length_strategy", "split", "as axolotl divides long texts")
+        draft.put("excess_length_strategy", "split", "axolotl splits long texts")
         draft.take("excess_length_strategy")
     if is_true(draft.take("train_on_inputs")) and "chat_template" not in types:
         draft.put("train_on", "all", "train_on_inputs")
@@ -136,7 +134,7 @@ def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
         draft.leave(f"{where}.data_files", files, "download these files, and name them as dataset")
     for key, value in section.items():
         if key not in _KNOWN and not is_nothing(value) and not is_false(value):
-            draft.leave(f"{where}.{key}", value, "not known here")
+            draft.leave(f"{where}.{key}", value, "unknown key")
     is_pair = draft.objective in _PAIRS
     wording = draft.table["prompt_formats"].get(str(section.get("type")))
     columns = (_columns_of_pairs if is_pair else _columns)(draft, where, section)

@@ -20,7 +20,7 @@ _TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:
-    """Read the batch: what a step learns from is micro-batch x accumulation x processes that read different samples.
+    """Read the global batch: micro-batch x gradient accumulation x data-parallel processes.
 
     Args:
         micro_batch: the kit's default.
@@ -36,7 +36,7 @@ def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:
     readers = draft.num_processes // sharing
     given = draft.take("global_batch_size")
     size = int(number(given or micro * steps * readers))
-    note = "" if given else f"{micro} x {steps} accumulated x {counted(readers, 'process')}"
+    note = "" if given else f"{micro} x {steps} (gradient accumulation) x {counted(readers, 'process')}"
     draft.put("global_batch_size", size, note)
     groups = math.gcd(size, draft.num_processes // sequence)
     draft.num_processes = groups * sequence
@@ -59,7 +59,7 @@ def take_training(draft: Draft) -> None:
 def _take_schedule(draft: Draft) -> None:
     steps, share = draft.take("warmup_steps"), draft.take("warmup_ratio")
     if share is not None and not number(steps or 0):
-        draft.put("warmup_steps", share, "a share of all steps")
+        draft.put("warmup_steps", share, "a fraction of all steps")
     elif steps is not None:
         draft.put("warmup_steps", steps)
     options = draft.take("lr_scheduler_kwargs", {})
@@ -71,7 +71,7 @@ def _take_schedule(draft: Draft) -> None:
 
 
 def take_answers(draft: Draft) -> None:
-    """Read how a student draws the answers that it learns from."""
+    """Read the sampling settings of on-policy distillation."""
     draft.given.setdefault("max_new_tokens", draft.take("max_completion_length"))
     for name in ("max_new_tokens", "temperature", "top_p"):
         if (value := draft.take(name)) is not None:
@@ -105,7 +105,7 @@ def take_template(draft: Draft, key: str) -> None:
     if name in same:
         draft.put("chat_template", same[name])
     else:
-        reason = "no template here is known to give this text; with --drop, that of the model. Or --chat_template FILE"
+        reason = "no equivalent template here; --drop uses the model's own, or give --chat_template FILE"
         draft.leave(key, name, reason)
 
 
@@ -125,14 +125,14 @@ def take_evaluation(draft: Draft) -> None:
         elif per_epoch is not None and number(per_epoch) > 0:
             _put_share(draft, kind, number(per_epoch))
         elif steps is not None and number(steps) > 0:
-            draft.put(f"{kind}_steps", steps, "" if number(steps) >= 1 else "a share of all steps")
+            draft.put(f"{kind}_steps", steps, "" if number(steps) >= 1 else "a fraction of all steps")
         elif kind == "save":
             for name, value in draft.table["saving"].items():
                 draft.default(name, value)
     if not has_data:
         beginnings = ("eval_", "early_stopping", "per_device_eval", "load_best", "metric_for_best")
         for key in [key for key in draft.given if key.startswith(beginnings)]:
-            draft.leave(key, draft.take(key), "there are no data to evaluate on", Group.NEEDLESS)
+            draft.leave(key, draft.take(key), "there is no evaluation data", Group.NEEDLESS)
     if (limit := draft.take("save_total_limit")) is not None:
         draft.put("save_total_limit", max(0, int(number(limit))))
     if draft.given.get("metric_for_best_model") == "loss":
@@ -140,7 +140,7 @@ def take_evaluation(draft: Draft) -> None:
 
 
 def _put_share(draft: Draft, kind: str, per_epoch: float) -> None:
-    """Set when to evaluate or save from how often an epoch, by a share of all steps."""
+    """Set when to evaluate or save from a number per epoch, by a fraction of all steps."""
     epochs = number(draft.values.get("num_train_epochs", draft.given.get("num_epochs", 1)))
     note = f"{kind}s_per_epoch {shown(per_epoch)}"
     if per_epoch == 1:

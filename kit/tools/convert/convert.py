@@ -89,18 +89,18 @@ def convert(
 def _leave_data(draft: Draft) -> None:
     """Leave out what describes the data of the file. A share of any can be held out; a number may be all of them."""
     for key in [key for key in draft.given if key in _DATA or (key in _HELD_OUT and number(draft.given[key]) >= 1)]:
-        draft.leave(key, draft.take(key), "of the data that --dataset replaces", Group.NEEDLESS)
+        draft.leave(key, draft.take(key), "--dataset replaces this data", Group.NEEDLESS)
 
 
 def _finish_distillation(draft: Draft) -> None:
-    """Name the divergence that a beta of 0 or 1 is elsewhere, and give the student's answers room."""
+    """Translate a beta of 0 or 1 to a divergence, and add room for the student's answers to max_length."""
     beta = number(draft.values.pop("beta", 0))
     draft.put("divergence", {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd"), f"beta {beta:g}")
     if 0 < beta < 1:
         draft.put("beta", beta)
     if number(draft.values.get("on_policy_share", 0)):
         both = [int(number(draft.values[name])) for name in ("max_length", "max_new_tokens")]
-        draft.put("max_length", sum(both), f"{both[0]} of the prompt, and the answer")
+        draft.put("max_length", sum(both), f"{both[0]} for the prompt, and the answer")
 
 
 def _leave_what_nothing_reads(draft: Draft) -> None:
@@ -109,19 +109,21 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
     names = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
     unread = dict.fromkeys(names, "method full has no adapter") if settings.get("method") == "full" else {}
     if number(settings.get("on_policy_share", 0)):
-        unread["save_only_model"] = "a run that draws answers continues from whole checkpoints"
+        unread["save_only_model"] = "on-policy runs resume from full checkpoints only"
     elif draft.objective == "distil":
-        unread |= dict.fromkeys(("temperature", "top_p", "max_new_tokens"), "the student answers nothing")
+        unread |= dict.fromkeys(("temperature", "top_p", "max_new_tokens"), "distillation is off-policy here")
     if draft.objective == "simpo":
-        unread["cpo_alpha"] = "simpo learns no cross-entropy of the chosen answers; --objective cpo does"
+        unread["cpo_alpha"] = "simpo has no SFT loss on the chosen answers; --objective cpo has one"
     if settings.get("report_to") in (None, [], "none"):
-        unread |= dict.fromkeys(("run_name", "project"), "there is no tracker")
+        unread |= dict.fromkeys(("run_name", "project"), "no tracker is used")
     if not is_true(settings.get("streaming")):
-        unread["shuffle_buffer_size"] = "nothing is streamed"
+        unread["shuffle_buffer_size"] = "streaming is off"
     if draft.config == "fsdp":
-        unread["router_aux_loss_coef"] = "FSDP has no loss of routers"
+        unread["router_aux_loss_coef"] = "not supported with FSDP (MoE load-balancing loss)"
         if OPTIMISERS[settings.get("optim", "adamw_torch")].bitsandbytes:
-            unread["optim"] = "it cannot read sharded weights; --optim adamw_bf16 takes little memory, of a full model"
+            unread["optim"] = (
+                "bitsandbytes does not support sharded weights; with method full, --optim adamw_bf16 saves memory"
+            )
     for name in [name for name in unread if name in draft.values and name not in draft.typed]:
         value = draft.values.pop(name)
         differs = name == "optim" or (name in ("cpo_alpha", "router_aux_loss_coef") and number(value))

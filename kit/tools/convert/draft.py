@@ -1,4 +1,4 @@
-"""What the file of another kit becomes: settings with a comment each, and what was left out, in three groups.
+"""The draft of a recipe from the file of another kit: settings with comments, and what was left out, in three groups.
 
 Promises: no credential of the file reaches the recipe; every key of the file ends in one of four places, so nothing
 is lost in silence: a setting, a group of what was left out, a problem, or it asked for nothing (null, empty, or a
@@ -22,7 +22,7 @@ _SECRET = re.compile(r"api_?key|(hub|hf|auth|access)_token|secret|passw", re.IGN
 class Group(Enum):
     """What leaving out a key changes."""
 
-    NEEDLESS = "needless here"
+    NEEDLESS = "not needed here"
     SPEED = "changes only speed or memory"
     TRAINING = "changes training"
 
@@ -52,10 +52,10 @@ class Draft:
         notes: a comment for some of them.
         sources: the key of the file that a setting of ours comes from.
         left_out: keys without a setting here.
-        refused: problems that nothing can help: another kind of training.
-        problems: what a setting that is typed can help: a file that is missing, ...
+        refused: problems that no setting can fix: another kind of training.
+        problems: those that a flag can fix: a missing file, ...
         config: the Accelerate config that the file asks for; empty: by the number of processes.
-        sequence_parallel: processes that share each row.
+        sequence_parallel: size of the sequence-parallel groups.
         has_images: whether rows have them.
         keeps_dropout: whether this trainer of the kit leaves dropout as it is, with any objective.
     """
@@ -102,7 +102,7 @@ class Draft:
         self.left_out.append(LeftOut(key, "***" if _SECRET.search(key) else value, group, reason))
 
     def refuse(self, key: str, value: Any, reason: str) -> None:
-        """Add a problem that a setting of ours can help, if it is typed."""
+        """Add a problem that a flag can fix."""
         self.problems.append(Problem(key, f"found {shown(value)}: {reason}"))
 
     def read(self, *keys: str) -> None:
@@ -115,7 +115,7 @@ class Draft:
             if found is None and key in Recipe.model_fields:
                 self.put(key, value)
             elif found is None:
-                self.leave(key, value, "not known here")
+                self.leave(key, value, "unknown key")
             elif found.kind == "settings":
                 for name, setting in found.settings.items():
                     self.put(name, setting)
@@ -134,12 +134,12 @@ class Draft:
             self.default(name, value)
         has_none = not self.keeps_dropout and self.objective in self.table["without_dropout"]
         if has_none and number(self.values.get("lora_dropout", 0)):
-            self.put("lora_dropout", 0, f"{self.kit} sets every dropout to 0 with {self.objective}")
+            self.put("lora_dropout", 0, f"{self.kit} disables dropout with {self.objective}")
 
     def default(self, name: str, value: Any) -> None:
         """Set one thing that the kit does where its file says nothing."""
         if name not in self.values:
-            self.put(name, value, f"the default of {self.kit}")
+            self.put(name, value, f"default of {self.kit}")
 
 
 def is_nothing(value: Any) -> bool:

@@ -53,7 +53,9 @@ def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: A
     columns = {key: str(column) for key, column in (info.get("columns") or {}).items() if column is not None}
     if path == folder or {"videos", "audios"} & set(columns):
         draft.refuse(
-            "dataset", name, "it has a loading script, videos or sound; write its rows without, for --dataset FILE"
+            "dataset",
+            name,
+            "loading scripts, video and audio are not supported; write its rows to a file, for --dataset FILE",
         )
     draft.has_images |= "images" in columns
     is_alpaca = info.get("formatting", "alpaca") == "alpaca"
@@ -84,7 +86,7 @@ def _columns_of_chat(draft: Draft, name: str, info: dict[str, Any], columns: dic
     role = tags.pop("role_tag", "from" if info["formatting"] == "sharegpt" else "role")
     tags.pop("content_tag", None)
     if strange := set(map(str, tags.values())) - _ROLES:
-        draft.leave(f"dataset.{name}.tags", sorted(strange), "these words are no roles here")
+        draft.leave(f"dataset.{name}.tags", sorted(strange), "unknown roles")
     ours = "completion" if "kto_tag" in columns else "prompt" if is_true(info.get("ranking")) else ""
     messages = columns.pop("messages", "conversations")
     return {messages: ours or ("conversations" if role == "from" else "messages")} | _fields(columns)

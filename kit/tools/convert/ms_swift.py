@@ -18,7 +18,7 @@ from kit.tools.convert.common import (
 )
 from kit.tools.convert.draft import Draft, as_list, number
 
-_SELF = "its rows have {{NAME}} and {{AUTHOR}}: write the names into a copy of the file, and give that"
+_SELF = "its rows have {{NAME}} and {{AUTHOR}}: replace them in a copy of the file, and use that"
 
 
 def convert(draft: Draft) -> None:
@@ -36,18 +36,18 @@ def convert(draft: Draft) -> None:
         for each in [each for each in data if "self-cognition" in each]:
             draft.leave(name, each, f"{_SELF}; with --drop, it is left out")
         put_data(draft, ours, [part for each in data if "self-cognition" not in each for part in _entries(each)])
-    draft.notes["dataset"] = "check rows: ms-swift knows other columns and subsets, and has code for some ids"
+    draft.notes["dataset"] = "check rows: ms-swift reads other columns and subsets, and has code for some ids"
     given.setdefault("eval_strategy", given.get("save_strategy"))
     given.setdefault("eval_steps", given.get("save_steps", 500))
     take_evaluation(draft)
     take_template(draft, "template")
     for key in ("system", "new_special_tokens"):
         if any(str(each).endswith(".txt") for each in as_list(given.get(key))):
-            draft.leave(key, draft.take(key), "it stands in a file; give its text by hand")
+            draft.leave(key, draft.take(key), "it is in a file; copy its text")
         elif key == "system" and key in given:
             draft.put("system_prompt", str(draft.take(key)).replace("\\n", "\n"))
     if "max_length" not in given:
-        draft.put("max_length", FAR, "ms-swift takes what the model can; raise it if a sample is longer")
+        draft.put("max_length", FAR, "ms-swift uses the model's limit; raise it if a sample is longer")
         draft.put("excess_length_strategy", "error")
     if draft.objective == "distil":
         given.setdefault("distil_temperature", given.get("temperature"))

@@ -43,7 +43,7 @@ def convert(draft: Draft) -> None:
     if is_true(draft.take("assistant_only_loss")) or is_true(draft.take("completion_only_loss")):
         draft.put("train_on", "assistant")
     if "max_length" in draft.lines and "max_length" not in draft.given:
-        draft.put("max_length", FAR, "null: TRL cuts nothing; raise it if a sample is longer")
+        draft.put("max_length", FAR, "null: TRL truncates nothing; raise it if a sample is longer")
         draft.put("excess_length_strategy", "error")
 
 
@@ -86,7 +86,7 @@ def _part(draft: Draft, given: dict[str, Any]) -> DatasetEntry:
     """One part of a mixture; its weight there is the share of its rows that is taken, at random."""
     share = number(given.get("weight") or 1)
     if share > 1 or given.get("fraction"):
-        draft.leave("datasets.weight", given, "a part comes once in an epoch; weight says otherwise")
+        draft.leave("datasets.weight", given, "each part occurs once per epoch here; weight differs")
     config = given.get("config", given.get("name"))
     config = None if config == "default" else config
     path = given.get("id") or given.get("path")

@@ -230,7 +230,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
 def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(converted, info):
     cases = [
         ("axolotl", {"rl": "grpo", "min_sample_len": 3}, ["rl"], "reward functions are code"),
-        ("axolotl", {"datasets": [{"path": "a", "type": "jeopardy"}]}, ["datasets[0].type"], "words of their own"),
+        ("axolotl", {"datasets": [{"path": "a", "type": "jeopardy"}]}, ["datasets[0].type"], "has its own prompt text"),
         (
             "LLaMA-Factory",
             {"do_train": None, "train_dataset": "v1.yaml"},
