@@ -42,7 +42,7 @@ FLOPS = {
         for way in ("", "_backward")
     },
 }
-# What collectives, and FSDP2's copies between them and tensors, read and write: gradients, or gathered weights.
+# What collectives, and FSDP2's copies between them and tensors, read and write: gradients, or unsharded weights.
 _LABELLED_INPUTS = {
     "chunk_cat": GRADIENTS,
     "_chunk_cat": GRADIENTS,

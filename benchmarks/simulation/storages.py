@@ -1,6 +1,6 @@
 """Counts the bytes that storages of tensors hold, by type of device and by component.
 
-- A storage counts from when it is first shown until it is freed, at its present size (FSDP2 frees gathered weights by
+- A storage counts from when it is first shown until it is freed, at its present size (FSDP2 frees unsharded weights by
   resizing their storage to 0), once for all its views. Allocators round sizes up; this does not.
 - A storage belongs to a component. ``hold`` says to which, at any time while the storage lives: at the peak the
   components are summed by what is known at the end. What has no label is ``activations``, or ``logits`` where the last

@@ -44,7 +44,7 @@ def test_rows_that_fit_no_gpu_are_shared(capsys):
     assert main(["plan", *words.replace("_size 8", "_size 1").split()]) == 2
     assert "expected a multiple of 8\n    -> or --sequence_parallel_size N" in capsys.readouterr().err
     windows = "--model gemma-3-1b --gpu h100 --gpus 2 --global_batch_size 8"
-    assert "longest rows" not in printed(capsys, windows)
+    assert "longest sequence" not in printed(capsys, windows)
     assert main(["plan", *windows.split(), "--sequence_parallel_size", "2"]) == 2
     assert "2, but this model does not support sequence parallelism" in capsys.readouterr().err
 
