@@ -1,4 +1,4 @@
-"""Loss, rewards of preferences, and metrics of last answers over an evaluation set.
+"""Evaluation: the loss and the metrics of the objective, and metrics of generated last answers.
 
 Promises: each sample counts exactly once, on any number of ranks.
 """
@@ -43,13 +43,13 @@ def evaluate(
     recipe: Recipe,
     progress: Progress = progress,
 ) -> Evaluation:
-    """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
+    """Compute the loss, and with ``predict_with_generate`` metrics of generated answers. Called by all ranks.
 
     Dropout is off. Only sums are kept from batch to batch, and with ``predict_with_generate`` a hash of each reference.
 
     Args:
-        objective: of the run. Answers to write are measured by their cross-entropy, whatever is minimised.
-        data: of which the evaluation data are measured.
+        objective: of the run. Answers are measured by their cross-entropy, whatever is minimised.
+        data: with evaluation data.
         progress: wraps each loop over batches. It may raise an exception to end the evaluation, if it does so on all
             ranks at the same batch.
 
@@ -74,16 +74,17 @@ def evaluate(
         metrics, odd = {f"eval_{name}": value for name, value in measured.metrics.items()}, measured.odd_samples
         if not recipe.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd, details=measured.details)
-        asked, ends = _references(samples, recipe.train_on)
-        unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
-        if not len(asked):
-            return Evaluation(metrics, counts=unasked, odd_samples=odd)
-        if unasked:
-            samples = samples.select(asked, "asked")
-        # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
+        with_prompt, ends = _references(samples, recipe.train_on)
+        num_without = len(samples) - len(with_prompt)
+        without_prompt = {"num_samples_without_prompt": num_without} if num_without else {}
+        if not len(with_prompt):
+            return Evaluation(metrics, counts=without_prompt, odd_samples=odd)
+        if without_prompt:
+            samples = samples.select(with_prompt, "with a prompt")
+        # The stop tokens: EOS, and the last tokens of references; a chat template may use another token than EOS.
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
-        answers, values, num_unended = _answers(policy, samples, stops, recipe, of_answers, progress)
+        answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress)
         intervals = {}
         for metric, of_metric in zip(of_answers, values, strict=True):
             for name, numbers in metric.results(of_metric).items():
@@ -92,8 +93,8 @@ def evaluate(
                     intervals[f"eval_{name}"] = metric.bounds(numbers)
         counts = {
             "num_answers": len(samples) * recipe.num_return_sequences,
-            "num_unended_answers": num_unended,
-            **unasked,
+            "num_truncated_answers": num_truncated,
+            **without_prompt,
         }
         named = stops - {tokenizer.eos_token_id} or stops
         return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals, odd)
@@ -102,7 +103,7 @@ def evaluate(
 
 
 def try_metrics(recipe: Recipe, samples: Samples, tokenizer: Any) -> None:
-    """Call each metric of the user for the first sample, as if the model gave the expected answer, before it is loaded.
+    """Call each metric of the user with the expected answer of the first sample, before the model is loaded.
 
     Raises:
         MetricError: one fails.
@@ -121,8 +122,8 @@ def _answers(
 
     Returns:
         The first answers to the first ``NUM_SHOWN`` prompts; the numbers of each answer for each of ``metrics``,
-        float64 [samples, answers, num_values]; and over all ranks the number of answers that did not end though
-        their reference fits into ``max_new_tokens``.
+        float64 [samples, answers, num_values]; and over all ranks the number of truncated answers, whose reference
+        fits into ``max_new_tokens``.
 
     Raises:
         MetricError: on all ranks, after all answers, the first one in the order of the samples.
@@ -134,7 +135,7 @@ def _answers(
     # sharded weights.
     mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
-    num_unended = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
+    num_truncated = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
     values = np.zeros((len(samples), num, sum(metric.num_values for metric in metrics)))  # first those of this rank
     wants_rows = any(is_own(metric.name) for metric in metrics)
     data_rows: Any = samples.data_rows(mine.tolist()) if wants_rows else {}
@@ -169,7 +170,7 @@ def _answers(
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
                 except MetricError as error:
                     failed.setdefault(i, error.problems)
-                num_unended += not ends and len(reference) <= recipe.max_new_tokens
+                num_truncated += not ends and len(reference) <= recipe.max_new_tokens
                 if i < NUM_SHOWN and not draw:
                     images = samples.images(i)[:MOST_PICTURES]
                     shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])
@@ -179,16 +180,16 @@ def _answers(
         values[ids_of_rank] = of_rank
     answers = [answer for _, answer in sorted(gather_object([*shown.items()]))]
     ends_of = np.cumsum([metric.num_values for metric in metrics])
-    return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
+    return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_truncated).item())
 
 
 def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
     """Return the samples that have a prompt, int64, and the last tokens of their references.
 
-    With ``train_on`` "all" there are none: what is learned begins with the question.
+    With ``train_on`` "all" there are none: the prompt is trained on, too.
     """
     if train_on == "all":
         return np.array([], np.int64), set()
     starts, ends = samples.answer_spans.T
-    asked = np.flatnonzero(starts)
-    return asked, {int(samples[i][0][ends[i] - 1]) for i in asked.tolist()}
+    with_prompt = np.flatnonzero(starts)
+    return with_prompt, {int(samples[i][0][ends[i] - 1]) for i in with_prompt.tolist()}

@@ -154,10 +154,10 @@ def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setti
 
 def test_answers_that_do_not_end_are_counted_where_the_expected_one_fits(run, knowing):
     model = knowing(wrong=())
-    for ends, max_new_tokens, num_unended in [(True, 500, 0), (False, 500, 61), (False, 1, 0)]:
+    for ends, max_new_tokens, num_truncated in [(True, 500, 0), (False, 500, 61), (False, 1, 0)]:
         model.ends = ends  # no expected answer is as short as one token
         result = run(model=model, predict_with_generate=True, max_new_tokens=max_new_tokens)
-        assert result.counts["num_unended_answers"] == num_unended and result.stops == ["<|im_end|>"]
+        assert result.counts["num_truncated_answers"] == num_truncated and result.stops == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
@@ -170,7 +170,7 @@ def test_to_samples_that_ask_nothing_no_answers_are_generated(run, knowing, monk
     monkeypatch.setattr(Samples, "answer_spans", property(second_is_learned_from_the_start))
     result = run(model=knowing(()), num=3, predict_with_generate=True, train_on=train_on)
     asked = 2 if train_on == "assistant" else 0
-    assert result.counts["num_unasked_samples"] == 3 - asked and result.counts.get("num_answers", 0) == asked
+    assert result.counts["num_samples_without_prompt"] == 3 - asked and result.counts.get("num_answers", 0) == asked
     assert ("eval_exact_match" in result.metrics) == bool(asked)
     assert missing_prompts(result.counts)[0].startswith(f"{3 - asked} samples have no prompt")
 

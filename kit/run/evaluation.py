@@ -36,8 +36,8 @@ class Evaluation:
             ``eval_`` before its name.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
-            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``;
-            ``num_unasked_samples``, if there are some, which have no prompt to answer.
+            ``num_truncated_answers``, whose reference fits into ``max_new_tokens``;
+            ``num_samples_without_prompt``, if there are some.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.

@@ -6,7 +6,7 @@ Promises: each line gives its figures. Imports no torch, since reports have the 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MANY_UNENDED = 0.1  # fraction of the answers
+MANY_TRUNCATED = 0.1  # fraction of the answers
 
 
 def truncated_answers(row: Mapping[str, Any], max_new_tokens: int, method: str, stops: Iterable[str]) -> list[str]:
@@ -17,8 +17,8 @@ def truncated_answers(row: Mapping[str, Any], max_new_tokens: int, method: str, 
         max_new_tokens: of the run, like ``method``.
         stops: the tokens that end answers of the data.
     """
-    number, num_answers = row.get("num_unended_answers", 0), row.get("num_answers", 0)
-    if not number or number < MANY_UNENDED * num_answers:
+    number, num_answers = row.get("num_truncated_answers", 0), row.get("num_answers", 0)
+    if not number or number < MANY_TRUNCATED * num_answers:
         return []
     text = f"{number} of {num_answers} answers did not end within max_new_tokens {max_new_tokens}"
     names = ",".join(stops)
@@ -28,6 +28,6 @@ def truncated_answers(row: Mapping[str, Any], max_new_tokens: int, method: str, 
 
 def missing_prompts(row: Mapping[str, Any]) -> list[str]:
     """Return a line if samples have no prompt; else nothing. ``row``: as for ``truncated_answers``."""
-    if not (number := row.get("num_unasked_samples", 0)):
+    if not (number := row.get("num_samples_without_prompt", 0)):
         return []
     return [f"{number} samples have no prompt (train_on all, or an empty one): no answers are generated for them"]

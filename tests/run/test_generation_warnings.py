@@ -4,18 +4,18 @@ from kit.run.generation_warnings import missing_prompts, truncated_answers
 
 
 def test_many_answers_without_an_end_are_reported():
-    row = {"num_answers": 35, "num_unended_answers": 30}
+    row = {"num_answers": 35, "num_truncated_answers": 30}
     (line,) = truncated_answers(row, 128, "lora", ["<|im_end|>"])
     assert line.startswith("30 of 35 answers did not end within max_new_tokens 128")
     assert "--trainable_tokens '<|im_end|>'" in line
     assert "trainable_tokens" not in truncated_answers(row, 128, "full", ["<|im_end|>"])[0]
     assert (
-        truncated_answers({"num_answers": 35, "num_unended_answers": 2}, 128, "lora", [])
+        truncated_answers({"num_answers": 35, "num_truncated_answers": 2}, 128, "lora", [])
         == truncated_answers({}, 128, "lora", [])
         == []
     )
 
 
 def test_samples_that_ask_nothing_are_reported():
-    (line,) = missing_prompts({"num_unasked_samples": 3})
+    (line,) = missing_prompts({"num_samples_without_prompt": 3})
     assert line.startswith("3 samples have no prompt") and missing_prompts({}) == []

@@ -126,7 +126,7 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
 
 
 def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):
-    counts = {"num_answers": 35, "num_unended_answers": 30}
+    counts = {"num_answers": 35, "num_truncated_answers": 30}
     log = start()
     for step in (0, 3):
         result = Evaluation(evaluation(1.0).metrics, [], counts, ["<|im_end|>"])
