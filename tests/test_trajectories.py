@@ -22,7 +22,7 @@ def test_all_actions_of_a_trajectory_are_learned_and_nothing_that_it_read(packin
     kept = [Trajectory.from_state(json.loads(json.dumps(each.state()))) for each in (turns, cut)]
     assert kept == [turns, cut]
     prompts = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_codec=None)
-    samples = Trajectories(kept, prompts, masks_cut=True)
+    samples = Trajectories(kept, prompts, masks_truncated=True)
     (batch,) = samples.micro_batches(Collator(2, 0, packing, 32), Ranks())
     assert batch.targets.tolist() == [8, 9, 11, 12] and batch.per_target["old_logps"].tolist() == LOGPS
     assert sorted(batch.per_sequence["advantages"].tolist()) == [-2.0, 2.0]

@@ -1,1 +1,1 @@
-"""Answers that the model writes in training, and their rewards."""
+"""Rollouts: completions sampled in training, and their rewards."""

@@ -1,4 +1,4 @@
-"""Environments: what the model reads, what follows what it writes, and what that is worth."""
+"""Environments: the prompts, and the rewards of completions."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SingleTurn:
-    """The model reads a prompt of the data and answers it, and rewards judge the answer while others are written.
+    """A single turn: one completion to a prompt of the data, whose rewards are computed while others are generated.
 
     Attributes:
         keys: the name of each reward in metrics.
@@ -30,7 +30,7 @@ class SingleTurn:
     def __init__(self, recipe: "Recipe", prompts: Samples, tokenizer: Any, is_stopping: Callable[[], bool]) -> None:
         """
         Args:
-            is_stopping: whether this process was asked to stop, which does not wait for rewards.
+            is_stopping: whether this process was asked to stop, and so does not wait for rewards.
         """
         self._recipe, self._prompts, self._tokenizer = recipe, prompts, tokenizer
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
@@ -43,11 +43,11 @@ class SingleTurn:
         self._failures: Counter[str] = Counter()  # by reward
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
-        """Return a trajectory of what the model reads first."""
+        """Return a trajectory that begins with the prompt."""
         return Trajectory(key, [Segment(self._prompts.prompt(key[1]).ids, 0.0)])
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
-        """Add what the model wrote, and begin to judge it."""
+        """Append a completion, and start to compute its rewards."""
         ids, trajectory.ended, logps = completion
         trajectory.segments.append(Segment(ids, 1.0))
         if logps:
@@ -64,7 +64,7 @@ class SingleTurn:
 
         Args:
             most: trajectories of any rank.
-            progress: ends it after a stop, which leaves out rewards: also of the last one.
+            progress: ends it after a stop, and then rewards may be missing, also of the last one.
         """
         for number in progress(range(most + 1), "rewards", most):
             for trajectory, rewards in self._submitted[number : number + 1]:
@@ -74,7 +74,7 @@ class SingleTurn:
         self._submitted = []
 
     def say_failures(self, trajectories: Sequence[Trajectory]) -> None:
-        """Say why rewards failed, once of each. Raises ``MetricError`` if no trajectory of a rollout has one."""
+        """Say why rewards failed, once for each. Raises ``MetricError`` if no trajectory of a rollout has a reward."""
         failed = [
             (key, why)
             for trajectory in trajectories
@@ -84,13 +84,13 @@ class SingleTurn:
         new = {key: why for key, why in reversed(failed) if key not in self._failures}
         self._failures.update(key for key, _ in failed)
         if failed and not any(np.isfinite(trajectory.reward) for trajectory in trajectories):
-            raise MetricError(Problem("--rewards", f"no answer of this rollout has a reward: {failed[0][1]}"))
-        say(*(f"warning: reward {key} failed, such an answer is left out: {why}" for key, why in new.items()))
+            raise MetricError(Problem("--rewards", f"no completion of this rollout has a reward: {failed[0][1]}"))
+        say(*(f"warning: reward {key} failed, its completion is dropped: {why}" for key, why in new.items()))
 
     def closing_notes(self) -> list[str]:
         """A line for each reward that failed."""
         return [f"warning: reward {name} failed {count} times" for name, count in self._failures.items()]
 
     def close(self) -> None:
-        """Compute no more rewards: of a rollout that ends early nobody reads them."""
+        """Compute no more rewards, after a rollout that ends early."""
         self._scorer.close()

@@ -1,4 +1,4 @@
-"""Completions of prompts by the model, in batches: those of evaluations and of rollouts."""
+"""Batched generation, for evaluations and rollouts."""
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
@@ -14,20 +14,20 @@ from kit.model.sampling import sampling_arguments
 
 
 class Request(NamedTuple):
-    """What a completion is asked for."""
+    """A prompt to complete."""
 
     ids: Sequence[int]  # of the prompt, at least one
-    key: tuple[int, ...]  # by which it is drawn: other numbers for each completion of a run
+    key: tuple[int, ...]  # seeds the sampling: differs for each completion of a run
     max_new_tokens: int
     images: Sequence[tuple[Image, str, str]] = ()  # of the prompt, see ``Table.images_with_origin``
 
 
 class Completion(NamedTuple):
-    """What the model wrote."""
+    """The generated tokens."""
 
-    ids: list[int]  # with the token that ended it
-    ended: bool  # with a stop token; else it was cut at ``max_new_tokens``
-    logps: Sequence[float] = ()  # of a server: the log-probabilities with which it drew the ids
+    ids: list[int]  # with the stop token
+    ended: bool  # with a stop token; else truncated at ``max_new_tokens``
+    logps: Sequence[float] = ()  # of a server: the log-probabilities with which it sampled the ids
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], ended: bool = True) -> str:
@@ -54,7 +54,7 @@ def generate_answers(
     device: torch.device,
     image_codec: ImageCodec | None = None,
 ) -> list[Completion]:
-    """Answer a batch of requests.
+    """Complete a batch of requests.
 
     Args:
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
@@ -84,6 +84,6 @@ def generate_answers(
 
 
 def _completion(ids: list[int], stops: Collection[int]) -> Completion:
-    """An answer up to the first of ``stops``, behind which there is padding."""
+    """A completion up to the first of ``stops``; padding follows."""
     end = next((i for i, token_id in enumerate(ids) if token_id in stops), None)
     return Completion(ids, ended=False) if end is None else Completion(ids[: end + 1], ended=True)

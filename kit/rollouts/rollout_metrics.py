@@ -1,4 +1,4 @@
-"""What ``metrics.jsonl`` and a report have of a rollout."""
+"""The metrics of a rollout, and the samples that a report shows."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -14,7 +14,7 @@ NUM_SHOWN = 3  # prompts of a rollout
 
 
 def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the metrics of what the model wrote; nothing if it wrote nothing."""
+    """Return the metrics of the completions' lengths; empty without completions."""
     if not trajectories:
         return {}
     return {
@@ -23,12 +23,14 @@ def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def measured(groups: Sequence[Sequence[Trajectory]], keys: Sequence[str], num_even: int) -> dict[str, float]:
-    """Return the metrics of all groups that were drawn for a rollout: trajectories that begin with one prompt.
+def measured(
+    groups: Sequence[Sequence[Trajectory]], keys: Sequence[str], num_without_variance: int
+) -> dict[str, float]:
+    """Return the metrics of all groups that were sampled for a rollout. A group has the trajectories of one prompt.
 
     Args:
         keys: the names of their rewards.
-        num_even: groups whose rewards are all the same.
+        num_without_variance: groups with zero reward variance.
     """
     trajectories = list(chain.from_iterable(groups))
     rewards = np.array([[each.reward for each in group] for group in groups])
@@ -36,7 +38,7 @@ def measured(groups: Sequence[Sequence[Trajectory]], keys: Sequence[str], num_ev
     metrics = {
         "reward": float(np.nanmean(rewards)),
         "reward_std": float(np.mean(spreads)),
-        "frac_reward_zero_std": num_even / len(groups),
+        "frac_reward_zero_std": num_without_variance / len(groups),
     } | lengths(trajectories)
     for k, key in enumerate(keys):
         values = [each.rewards[k] for each in trajectories]
@@ -49,7 +51,7 @@ def measured(groups: Sequence[Sequence[Trajectory]], keys: Sequence[str], num_ev
 
 
 def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) -> list[dict[str, Any]]:
-    """Return what a log and a report show: of the first prompts the best and the worst answer."""
+    """Return the rollout samples of the log and the report: the best and the worst completion of the first prompts."""
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.sample, []).append(trajectory)

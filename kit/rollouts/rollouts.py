@@ -1,10 +1,10 @@
-"""Rollouts: the model answers the prompts of the data, rewards say what its answers are worth, and a step learns.
+"""Rollouts: the policy samples completions to the prompts of the data, and rewards give their advantages.
 
 Promises:
 
-- A rollout is a function of the seed, its number and the weights: an answer is drawn by (seed, rollout, sample, number
-  of the answer, position), from the model's own probabilities, whatever else is generated beside it or on which rank.
-- A checkpoint between two steps of one rollout has its trajectories, so a resume learns from the same ones.
+- A rollout is a function of the seed, its number and the weights: a completion is sampled by (seed, rollout, sample,
+  number of the completion, position) from the policy's own probabilities, independent of its batch and its rank.
+- A checkpoint between two steps of one rollout has its trajectories, so a resume trains on the same ones.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from kit.rollouts.environment import SingleTurn
 from kit.rollouts.generation import Request
 from kit.rollouts.rollout_metrics import lengths, measured, shown
 from kit.rollouts.sampler import OwnModel, Sampler
-from kit.rollouts.sampler_proof import prove_sampler
+from kit.rollouts.sampler_check import check_sampler
 from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
 from kit.rollouts.vllm_server import VllmServer
 from kit.system.console import say
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kit.run.run import Run
     from kit.train.policy import Policy
 
-MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_sampling, or as all rewards failed
+MAX_RESAMPLES = 3  # more batches of prompts for one step: by dynamic_sampling, or because all rewards failed
 
 
 class Rollouts:
@@ -45,7 +45,7 @@ class Rollouts:
         recipe, data, state, progress = run.checked.recipe, run.checked.data, run.state.feed, run.progress
         assert isinstance(data, Data), "a recipe that streams is refused"
         self._policy, self._recipe, self._data, self._progress = policy, recipe, data, progress
-        self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order
+        self._num_taken = int(state.get("num_taken", 0))  # batches of prompts
         self._trajectories = [Trajectory.from_state(each) for each in state.get("trajectories", [])]
         self._metrics: dict[str, float] = dict(state.get("metrics", {}))
         self._environment = SingleTurn(recipe, data.train, policy.tokenizer, lambda: run.stop.is_made)
@@ -57,13 +57,13 @@ class Rollouts:
             else OwnModel(policy, recipe, ends, pad, data.train.image_codec, progress)
         )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
-        self._has_warned = False  # of a rollout without a lesson
+        self._has_warned = False  # of a rollout without a gradient
 
     def take(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step``, counted from 0. Called by all ranks.
 
         Raises:
-            LateError: on all ranks, if no answer has a reward, or the sampler fails or disagrees with the model.
+            LateError: on all ranks, if no completion has a reward, or the sampler fails or disagrees with the policy.
             Stopped: on all ranks, if one was asked to stop in a rollout.
         """
         recipe, train = self._recipe, self._data.train
@@ -74,7 +74,7 @@ class Rollouts:
             try:
                 self._trajectories = self._roll_out()
                 if published := self._sampler.published:
-                    self._metrics |= prove_sampler(self._policy, self._collator, self._trajectories, train, published)
+                    self._metrics |= check_sampler(self._policy, self._collator, self._trajectories, train, published)
             except BaseException:
                 self._num_taken = num_taken  # a rollout that ends early begins again
                 self._environment.close()
@@ -96,7 +96,7 @@ class Rollouts:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must store: how many prompts were asked, and what is learned from again."""
+        """Return the state for a checkpoint: the number of prompt batches taken, and trajectories to use again."""
         if self._recipe.num_iterations == 1:
             return {"num_taken": self._num_taken}
         trajectories = [each.state() for each in self._trajectories]
@@ -107,12 +107,14 @@ class Rollouts:
         recipe = self._recipe
         if not recipe.rewards:
             kept = "" if recipe.on_policy_share == 1 else ", and those whose answer in the data exceeds max_length"
-            return [f"rollouts: the student answers {recipe.on_policy_share:.0%} of the prompts{kept}"]
+            return [f"rollouts: {recipe.on_policy_share:.0%} of the sequences are on-policy (student-generated){kept}"]
         num_prompts = recipe.global_batch_size // recipe.num_generations
         again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
         rewards = ", ".join(self._environment.keys)
         by = f", by {recipe.vllm_server_base_url}" if recipe.vllm_server_base_url else ""
-        return [f"rollouts: {num_prompts} prompts x {recipe.num_generations} answers{by}{again}; rewards: {rewards}"]
+        return [
+            f"rollouts: {num_prompts} prompts x {recipe.num_generations} completions{by}{again}; rewards: {rewards}"
+        ]
 
     def closing_notes(self) -> list[str]:
         """A line for each reward that failed."""
@@ -126,7 +128,7 @@ class Rollouts:
             self._trajectories[i].logps[name] = values
 
     def _roll_out(self) -> list[Trajectory]:
-        """Return what is learned from, with its advantages, and set ``_metrics``."""
+        """Return the trajectories of a batch with their advantages, and set ``_metrics``."""
         recipe = self._recipe
         if not recipe.rewards:
             groups = self._draw(self._num_taken)
@@ -134,34 +136,35 @@ class Rollouts:
             return list(chain.from_iterable(groups))
         wanted = recipe.global_batch_size // recipe.num_generations
         groups = []
-        even: list[list[Trajectory]] = []  # whose answers all have the same reward; one without rewards is in neither
-        asked: list[list[Trajectory]] = []
-        for _ in range(1 + MAX_REFILLS):
+        without_variance: list[list[Trajectory]] = []  # zero reward variance; a group without rewards is in neither
+        sampled: list[list[Trajectory]] = []
+        for _ in range(1 + MAX_RESAMPLES):
             drawn = self._draw(self._num_taken)
             self._num_taken += 1
-            asked += drawn
+            sampled += drawn
             rewards = np.array([[each.reward for each in group] for group in drawn])
-            for group, gains in zip(drawn, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
-                for each, gain in zip(group, gains, strict=True):
-                    each.advantage = gain
-                if any(gains):
+            for group, values in zip(drawn, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
+                for each, value in zip(group, values, strict=True):
+                    each.advantage = value
+                if any(values):
                     groups.append(group)
                 elif any(np.isfinite(each.reward) for each in group):
-                    even.append(group)
-            if len(groups) >= wanted or (not recipe.dynamic_sampling and groups + even):
+                    without_variance.append(group)
+            if len(groups) >= wanted or (not recipe.dynamic_sampling and groups + without_variance):
                 break
-        self._environment.say_failures(list(chain.from_iterable(asked)))
+        self._environment.say_failures(list(chain.from_iterable(sampled)))
         if not groups and not self._has_warned:
             self._has_warned = True
-            say("warning: all answers to each prompt have the same reward: nothing is learned from this rollout")
+            say("warning: all groups have zero reward variance: this rollout gives no gradient")
         groups = groups[:wanted]
-        self._metrics = measured(asked, self._environment.keys, len(even))
-        # Groups without a lesson count in the divisors, as in the papers; with dynamic sampling there should be none.
-        groups += even[: wanted - len(groups)] if not recipe.dynamic_sampling or not groups else []
+        self._metrics = measured(sampled, self._environment.keys, len(without_variance))
+        # Groups of zero variance count in the divisors, as in the papers; with dynamic sampling there should be none.
+        if not recipe.dynamic_sampling or not groups:
+            groups += without_variance[: wanted - len(groups)]
         return [each for group in groups for each in group if np.isfinite(each.reward)]
 
     def _draw(self, number: int) -> list[list[Trajectory]]:
-        """Return the trajectories of a batch of the data's order, in a group for each prompt, and set ``_metrics``."""
+        """Sample a batch of prompts. Returns a group of trajectories for each prompt, and sets ``_metrics``."""
         recipe, ranks, train = self._recipe, self._policy.processes, self._data.train
         indices, num = np.concatenate(self._data.order.batch(number)).tolist(), recipe.answers_per_prompt
         trajectories = [self._start((number, i, k)) for i in indices for k in range(num)]
@@ -182,9 +185,9 @@ class Rollouts:
         return [trajectories[place : place + num] for place in range(0, len(trajectories), num)]
 
     def _start(self, key: tuple[int, int, int]) -> Trajectory:
-        """A trajectory that the model continues, or the data's answer in its place, of which earlier turns teach, too.
+        """A trajectory that the policy completes; or, off-policy, the data's answer, unless it is too long.
 
-        One that is too long is not taken.
+        Of the data's answer earlier assistant turns are trained on, too.
         """
         recipe, train = self._recipe, self._data.train
         length = sum(map(len, train.prompt(key[1])))

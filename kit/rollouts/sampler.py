@@ -1,4 +1,4 @@
-"""Samplers: what writes the completions of a rollout, the model that trains or a vLLM server."""
+"""Samplers, which generate the completions of a rollout: the policy itself, or a vLLM server."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """Writes completions. All ranks make the same calls."""
+    """Generates completions. All ranks make the same calls."""
 
-    published: str  # the name of the weights that it was given; empty: it uses those that train
+    published: str  # the name of the weights that it was given; empty: it uses the policy's
 
     def publish(self, step: int) -> None:
         """Give it the weights after ``step`` steps."""
 
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Yield this rank's share as it is written: places in ``requests``, every n-th of n ranks, with completions.
+        """Yield this rank's completions, each with its index in ``requests``: every n-th of n ranks.
 
         Args:
             requests: the same on all ranks.
@@ -35,7 +35,7 @@ class Sampler(Protocol):
 
 @dataclass
 class OwnModel:
-    """The model that trains, by transformers' ``generate``."""
+    """The policy itself, by transformers' ``generate``."""
 
     prepared: "Prepared"
     recipe: "Recipe"
@@ -55,7 +55,7 @@ class OwnModel:
         size = self.recipe.eval_batch_size
         num_calls = -(-len(requests) // (ranks.count * size))
         with without_gradients(self.prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
-            if self.image_codec:  # a placeholder in an answer would be one without a feature
+            if self.image_codec:  # a placeholder in a completion would have no image feature
                 generate = partial(generate, suppress_tokens=[self.image_codec.placeholder_id])
             for call in self.progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]

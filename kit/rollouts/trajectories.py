@@ -1,6 +1,6 @@
-"""Trajectories: what the model read and wrote in a rollout, and how it is learned from.
+"""Trajectories: the prompts and completions of a rollout as training samples.
 
-Promise: what was drawn is what is trained on: ids, never text that was encoded again.
+Promise: the sampled token ids are trained on, never text that was tokenised again.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """Tokens that the model read, or an action: tokens that it wrote."""
+    """Tokens of a prompt, or an action: tokens that the policy generated."""
 
     ids: list[int]
-    weight: float  # of each in the loss: 0 if it was read, 1 of an action; of an answer of the data its own
+    weight: float  # of each in the loss: 0 in a prompt, 1 in an action; its own in an answer of the data
 
 
 @dataclass
 class Trajectory:
-    """What the model read and wrote in turn, and what it is worth."""
+    """Prompt and completion tokens, with their reward and advantage."""
 
-    key: tuple[int, int, int]  # the rollout, the prompt's sample, and the number of the answer to it
+    key: tuple[int, int, int]  # the rollout, the prompt's sample, and the number of the completion
     segments: list[Segment]
-    ended: bool = False  # with a stop token, or an answer of the data; else it was cut
+    ended: bool = False  # with a stop token, or an answer of the data; else truncated
     rewards: list[float | str] = field(default_factory=list)  # in place of one that failed, why
     reward: float = np.nan  # their weighted sum; NaN if one failed
     advantage: float = 0.0
@@ -76,14 +76,14 @@ class Trajectory:
 class Trajectories(Table):
     """Trajectories as samples."""
 
-    def __init__(self, trajectories: Sequence[Trajectory], prompts: Samples, masks_cut: bool = False) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], prompts: Samples, masks_truncated: bool = False) -> None:
         """
         Args:
-            prompts: the samples of which they are.
-            masks_cut: nothing is learned from a trajectory that did not end.
+            prompts: the samples whose prompts they complete.
+            masks_truncated: no loss on a trajectory that did not end.
         """
         self._trajectories, self._prompts, self.image_codec = trajectories, prompts, prompts.image_codec
-        self._weights = [each.weights * (each.ended or not masks_cut) for each in trajectories]
+        self._weights = [each.weights * (each.ended or not masks_truncated) for each in trajectories]
         records: dict[str, np.ndarray] = {
             "length": np.array([len(each) for each in self._weights], np.int32),
             "num_targets": np.array([(each[1:] > 0).sum() for each in self._weights], np.int32),
@@ -104,14 +104,14 @@ class Trajectories(Table):
         return self._prompts.images_with_origin(self._trajectories[i].sample)
 
     def micro_batches(self, collator: Collator, ranks: Ranks) -> list[MicroBatch]:
-        """Return this rank's share, with the number of a trajectory as that of its sample."""
+        """Return this rank's micro-batches. The number of a sample is that of its trajectory."""
         items = list(np.arange(len(self))[:, None])
         if collator.packing:
             items = pack(self.lengths, collator.max_length).items()
         return collator.micro_batches(self, items, ranks)
 
     def compute_logps(self, prepared: "Prepared", collator: Collator) -> dict[int, list[float]]:
-        """Return of each trajectory the log-probabilities that the model gives to its targets. Called by all ranks."""
+        """Return the log-probabilities of each trajectory's targets. Called by all ranks."""
         found = []
         with without_gradients(prepared):
             for micro_batch in on_device(self.micro_batches(collator, prepared.ranks), prepared.accelerator.device):

@@ -1,6 +1,6 @@
-"""Calls of a vLLM server over HTTP.
+"""HTTP calls to a vLLM server.
 
-Promise: each call ends within its time, and no more is read than was asked for.
+Promise: each call ends within its timeout, and reads no more bytes than allowed.
 
 The API is that of vLLM 0.32: https://docs.vllm.ai/en/latest/features/lora.html, "Dynamically serving LoRA adapters".
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
 
 FIELD = "vllm_server_base_url"
-PROBE_SECONDS = 30.0  # of a call that takes no time
-MAX_BYTES = 1 << 20  # of what the server answers, but for its tokens
+PROBE_SECONDS = 30.0  # the timeout of a quick call
+MAX_BYTES = 1 << 20  # of a response, apart from its tokens
 
 
 class Gone(Exception):
@@ -32,7 +32,7 @@ class Gone(Exception):
 
 
 class Client:
-    """Calls of a vLLM server over HTTP."""
+    """HTTP calls to a vLLM server."""
 
     def __init__(self, settings: "Recipe") -> None:
         self.url = (settings.vllm_server_base_url or "").rstrip("/")
@@ -41,7 +41,7 @@ class Client:
     def ask(
         self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, max_bytes: int = MAX_BYTES
     ) -> tuple[int, bytes]:
-        """Send ``body`` as JSON, or ask without one. Returns the status and the content, one byte too long at most."""
+        """POST ``body`` as JSON, or GET without one. Returns the status and the content, at most one byte too long."""
         scheme, host, *_ = urlsplit(self.url)
         connect = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
         key = os.environ.get("VLLM_API_KEY")
@@ -71,7 +71,7 @@ class Client:
         may_go: bool = False,
         max_bytes: int = MAX_BYTES,
     ) -> bytes:
-        """Return what the server answers. With ``may_go``, 404 and errors of its own mean that it has gone."""
+        """Return the content of a response. With ``may_go``, 404 and server errors raise ``Gone``."""
         status, content = self.ask(path, body, seconds, max_bytes)
         if status == 200 and len(content) <= max_bytes:
             return content

@@ -1,12 +1,12 @@
-"""Answers from a vLLM server that runs apart: ``vllm serve``, which gets the run's adapter before each rollout.
+"""Rollouts by a separate vLLM server, ``vllm serve``, which loads the run's adapter before each rollout.
 
 Promises:
 
-- Prompts go and answers come as ids, with their log-probabilities. They are drawn at temperature 1 from all tokens, by
-  seeds of (seed, rollout, sample) to which vLLM adds the number of the answer: vLLM's draws, not those of the kit.
+- Prompts and completions are token ids, with log-probabilities. vLLM samples at temperature 1 from all tokens, by seeds
+  of (seed, rollout, sample) to which it adds the number of the completion: its own random numbers, not the kit's.
 - Only the main process talks to the server. While it waits, all ranks meet once a second.
-- An adapter is named after its content, so the server cannot answer with an earlier one. A server that was started
-  again is given it again, and asked again for the whole rollout.
+- An adapter is named after its content, so the server cannot use an earlier one. A restarted server gets the adapter
+  again, and the whole rollout is retried.
 """
 
 import itertools
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
 FOLDER = "published"  # in output_dir: the adapter that the server reads
-MAX_REQUESTS = 128  # prompts that are asked at once
-MAX_ATTEMPTS = 5  # at one rollout, with a server that goes again and again
-BYTES_OF_TOKEN = 1 << 10  # of what it answers
-# The server would take what is not said from the model's generation_config.json. With ignore_eos nothing but
-# stop_token_ids ends an answer. Beside the tokens drawn, no others' log-probabilities are asked for.
+MAX_REQUESTS = 128  # concurrent prompts
+MAX_ATTEMPTS = 5  # at one rollout, if the server fails again and again
+BYTES_OF_TOKEN = 1 << 10  # of a response
+# The server would take missing values from the model's generation_config.json. With ignore_eos only stop_token_ids end
+# a completion. logprobs 0: those of the sampled tokens alone.
 SAMPLING = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -78,7 +78,7 @@ class VllmServer:
     def __init__(self, prepared: "Prepared", recipe: "Recipe", stops: Sequence[int], progress: Progress) -> None:
         """
         Raises:
-            UserError: vLLM does not take adapters of this kind.
+            UserError: vLLM does not serve adapters of this kind.
         """
         self._prepared, self._recipe, self._stops, self._progress = prepared, recipe, stops, progress
         self._plain: Any = prepared.accelerator.unwrap_model(prepared.model)
@@ -87,7 +87,7 @@ class VllmServer:
         self._loaded = ""  # the adapter that this process has given to the server
         self.published = ""
         if reason := why_not_served(self._plain.peft_config["default"], by_vllm=True):
-            raise UserError(Problem(FIELD, reason, fix="leave it out, and the model writes its answers itself"))
+            raise UserError(Problem(FIELD, reason, fix="leave it out, and the model generates the rollouts itself"))
 
     def publish(self, step: int) -> None:
         """Write the adapter after ``step`` steps to where the server reads it."""
@@ -136,7 +136,7 @@ class VllmServer:
         yield from list(enumerate(answers or []))[ranks.index :: ranks.count]
 
     def _ask(self, requests: Sequence[Request]) -> list[Completion]:
-        """Return the answers to ``requests``. Raises ``LateError`` if the server fails for good."""
+        """Return the completions of ``requests``. Raises ``LateError`` if the server fails for good."""
         groups: dict[tuple[int, ...], dict[int, Request]] = defaultdict(dict)
         for request in requests:
             groups[request.key[:-1]][request.key[-1]] = request
@@ -151,8 +151,8 @@ class VllmServer:
                 why = f"{self._client.url} failed in a rollout: {error}"
                 if attempt == MAX_ATTEMPTS:
                     raise LateError(Problem(FIELD, why, fix="the server's own log says why")) from None
-                say(f"{why}; it is asked again for all of it")
-                time.sleep(1)  # one that ends answers for a moment
+                say(f"{why}; retrying the whole rollout")
+                time.sleep(1)  # a server that is shutting down responds for a moment
                 self._client.wait(str(error))
         raise AssertionError
 
@@ -167,7 +167,7 @@ class VllmServer:
         self._loaded = self.published
 
     def _reply(self, group: Mapping[int, Request]) -> list[Completion]:
-        """Return an answer to each request of a group, whose prompts are the same."""
+        """Return the completions of a group, whose prompts are the same."""
         recipe, num, first = self._recipe, len(group), group[0]
         most = first.max_new_tokens
         body = {
@@ -186,7 +186,7 @@ class VllmServer:
                 _Completions.model_validate_json(content, strict=True).choices, key=lambda each: each.index
             )
             if reasons := {each.finish_reason for each in choices} - {"stop", "length"}:
-                raise Gone(f"answers ended by {reasons}")  # abort: it is being stopped
+                raise Gone(f"completions ended by {reasons}")  # abort: it is being stopped
             found = [
                 Completion(each.token_ids, each.token_ids[-1] in self._stops, each.logprobs.token_logprobs)
                 for each in choices
@@ -200,7 +200,7 @@ class VllmServer:
                 for choice, (ids, ended, logps) in zip(choices, found, strict=True)
             )
             if not are_whole:
-                raise ValueError("other answers than were asked for")
+                raise ValueError("not the requested completions")
         except (ValueError, IndexError) as error:
             why = f"{self._client.url}/v1/completions: {type(error).__name__}: {str(error)[:300]}"
             raise LateError(Problem(FIELD, why, "a vLLM server with return_token_ids, as of 0.32")) from None

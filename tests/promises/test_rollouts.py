@@ -133,7 +133,7 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
     row = run.rows[0]
     assert row["rewards/letters/failed"] == 2 and 0 < row["supervised_tokens"] <= 6 * 8
     none = trained("none", fails=range(9, 999))
-    assert none.status == 2 and "no answer of this rollout has a reward" in none.output, none.output
+    assert none.status == 2 and "no completion of this rollout has a reward" in none.output, none.output
     assert (none.folder / "checkpoints/step-00000002").is_dir()
 
 

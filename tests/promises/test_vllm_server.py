@@ -88,7 +88,7 @@ def test_a_run_stops_saved_if_an_adapter_did_not_arrive_or_the_server_is_gone(tr
     server = served(keeps_stale=True)
     run = trained("stale", server.url)
     assert run.status == 2 and (run.folder / "checkpoints/step-00000002").is_dir(), run.output
-    assert "after publish step-00000002-" in run.output and "nats in the mean" in run.output
+    assert "after publishing step-00000002-" in run.output and "nats on average" in run.output
     state = json.loads((run.folder / "checkpoints/step-00000002/state.json").read_text())
     assert state["feed"]["num_taken"] == 1  # the prompts of the refused rollout are asked again
     gone = trained("stale", served(loses_at=1, away_seconds=600).url, vllm_server_timeout=1)

@@ -1,4 +1,4 @@
-"""A proof that a sampler that is apart has the weights of the model: their log-probabilities agree."""
+"""Check that a vLLM server has the weights of the policy: their log-probabilities agree."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,16 +17,16 @@ from kit.system.errors import LateError
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
-NUM_PROVEN = 16  # trajectories of a rollout that are compared
-# The largest mean over their tokens, in nats. vLLM 0.32 was off by 4e-7 in float32, an adapter of the step before by
-# 0.03 (recipes/tiny). In bf16 both sides round: by up to 8e-3 there, and larger models by more.
-FARTHEST, FARTHEST_ROUNDED = 1e-3, 0.05
+NUM_COMPARED = 16  # trajectories of a rollout
+# The largest mean difference of their tokens, in nats. vLLM 0.32 differed by 4e-7 in float32, with the adapter of the
+# step before by 0.03 (recipes/tiny). In bf16 both sides round: by up to 8e-3 there, and larger models by more.
+MAX_MEAN, MAX_MEAN_ROUNDED = 1e-3, 0.05
 
 
-def prove_sampler(
+def check_sampler(
     prepared: "Prepared", collator: Collator, trajectories: Sequence[Trajectory], prompts: Samples, published: str
 ) -> dict[str, float]:
-    """Compare the log-probabilities that came with some trajectories with the model's own. Called by all ranks.
+    """Compare the server's log-probabilities of some trajectories with the policy's. Called by all ranks.
 
     Args:
         published: the name of the weights that the sampler was given.
@@ -35,9 +35,9 @@ def prove_sampler(
         The metrics ``sampling/logp_difference/mean`` and ``max``, in nats.
 
     Raises:
-        LateError: on all ranks, if they differ by more than rounding, or are those of the model without adapters.
+        LateError: on all ranks, if they differ by more than rounding, or are those of the base without adapters.
     """
-    some = trajectories[:: -(-len(trajectories) // NUM_PROVEN)]
+    some = trajectories[:: -(-len(trajectories) // NUM_COMPARED)]
     samples = Trajectories(some, prompts)
 
     def differences(of_model: AbstractContextManager[None]) -> np.ndarray:
@@ -50,13 +50,13 @@ def prove_sampler(
     is_rounded = prepared.accelerator.mixed_precision != "no" or any(
         p.dtype != torch.float32 for p in prepared.model.parameters()
     )
-    farthest = min(FARTHEST_ROUNDED if is_rounded else FARTHEST, 2 * float(of_base.mean()))
-    if not mean <= farthest:
+    max_mean = min(MAX_MEAN_ROUNDED if is_rounded else MAX_MEAN, 2 * float(of_base.mean()))
+    if not mean <= max_mean:
         found = (
-            f"after publish {published} the server's log-probabilities of {len(own)} tokens of {len(some)} answers "
-            f"differ from the model's by {mean:.2g} nats in the mean, {most:.2g} at most, and by {of_base.mean():.2g} "
-            "from those of the model without adapters"
+            f"after publishing {published}, the server's log-probabilities of {len(own)} tokens in {len(some)} "
+            f"completions differ from the policy's by {mean:.2g} nats on average, {most:.2g} at most, and by "
+            f"{of_base.mean():.2g} from those of the base without the adapter"
         )
         fix = "let the server serve this run's model_name_or_path, in its precision (--dtype); docs/grpo.md"
-        raise LateError(FIELD, found, f"{farthest:.2g} in the mean: rounding alone", fix)
+        raise LateError(FIELD, found, f"at most {max_mean:.2g} on average, from rounding alone", fix)
     return {"sampling/logp_difference/mean": mean, "sampling/logp_difference/max": most}
