@@ -1,1 +1,1 @@
-"""Numbers for an answer that a model wrote: metrics, rewards, and those of the user."""
+"""Scores of generated answers: metrics, reward functions, and functions of the user."""

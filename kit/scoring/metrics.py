@@ -3,8 +3,8 @@
 Those of the kit go from 0 to 1. All but ``bleu`` give a number for each answer, and the result is their mean. ``bleu``
 is of the corpus: the counts of all answers are added up, and the score is that of the sums.
 
-Promises: a metric depends on nothing but the two texts (one of the user also on the row of the data), so the result is
-the same on every topology. The bounds of a result are the same at each call.
+Promises: a metric depends on nothing but the two texts (a user's also on the row of the data), so the result is the
+same on every topology. The confidence interval of a result is the same at each call.
 """
 
 import re
@@ -29,7 +29,7 @@ def exact_match(answer: str, expected: str) -> float:
 
 
 def number(answer: str, expected: str) -> float:
-    """Return 1 if the last number in each text is the same, as of GSM8K, whose answers end with ``#### 72``.
+    """Return 1 if the last number in each text is the same, as for GSM8K, whose answers end with ``#### 72``.
 
     Commas within a number do not count. Without a number in the expected text it is 0.
     """
@@ -42,7 +42,7 @@ def _value(text: str) -> float:
 
 
 def token_f1(answer: str, expected: str) -> float:
-    """Return the F1 of the words that both texts have.
+    """Return the token F1 of the texts.
 
     Words are lower-case, without punctuation and articles: Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250,
     section 6.1, as its script computes them.
@@ -60,7 +60,7 @@ def _words(text: str) -> list[str]:
 
 
 def chrf(answer: str, expected: str) -> float:
-    """Return the chrF of one answer, by sacrebleu, as a share of 1. Its mean over answers is not that of the corpus."""
+    """Return the sentence-level chrF by sacrebleu, from 0 to 1. Its mean over answers is not corpus chrF."""
     from sacrebleu import sentence_chrf
 
     return float(sentence_chrf(answer, [expected]).score) / 100
@@ -101,7 +101,7 @@ def bleu_counts(answer: str, expected: str) -> list[float]:
 
 
 def bleu_of(counts: np.ndarray) -> float:
-    """Return the BLEU of a corpus as a share of 1, given the sums of ``bleu_counts`` over its answers, float64 [10].
+    """Return the corpus BLEU, from 0 to 1, given the sums of ``bleu_counts`` over its answers, float64 [10].
 
     As sacrebleu computes it by default: Papineni et al. 2002, https://aclanthology.org/P02-1040, with exponential
     smoothing of counts that are 0.
@@ -132,7 +132,7 @@ class Metric:
 
     @property
     def num_values(self) -> int:
-        """How many numbers it needs of an answer."""
+        """How many numbers it needs for an answer."""
         return _NUM_COUNTS if self.name == BLEU else 1
 
     def values(self, expected: str, answer: str, row: Any, origin: str) -> Sequence[float]:
@@ -165,7 +165,7 @@ class Metric:
         return bleu_of(numbers.sum(axis=0)) if self.name == BLEU else float(numbers[:, 0].mean())
 
     def bounds(self, numbers: np.ndarray) -> tuple[float, float]:
-        """Return the bounds of ``result``: rows are resampled, with all their numbers (percentile bootstrap, 95 %)."""
+        """Return the 95 % confidence interval of ``result``, by percentile bootstrap over rows."""
         return bounds_of(numbers, self.result)
 
 
@@ -175,7 +175,7 @@ def is_share(key: str) -> bool:
 
 
 def bounds_of(array: np.ndarray, result: Callable[[np.ndarray], float]) -> tuple[float, float]:
-    """Return the bounds between which 95 % of ``result`` of resampled rows of ``array`` [N, ...] lie."""
+    """Return the 95 % bootstrap confidence interval of ``result`` over the rows of ``array`` [N, ...]."""
     draw = np.random.default_rng(0)
     results = [result(array[draw.integers(len(array), size=len(array))]) for _ in range(_NUM_RESAMPLES)]
     low, high = np.percentile(results, [2.5, 97.5])

@@ -1,7 +1,7 @@
-"""A metric of answers that the user wrote: ``--metrics FILE.py:FUNCTION``, with ``function(expected, answer, row)``.
+"""A metric or reward function of the user: ``--metrics FILE.py:FUNCTION``, with ``function(expected, answer, row)``.
 
-Promises: the file runs only if the command line names it. What is wrong with it is a ``Problem`` at the user's own
-line. The function gets a copy of the row, so what it changes there has no effect.
+Promises: the file runs only if the command line names it. An error in it is a ``Problem`` at the user's own line. The
+function gets a copy of the row, so what it changes there has no effect.
 """
 
 import copy
@@ -64,8 +64,8 @@ def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float
     """Return what the function gives for one answer.
 
     Args:
-        row: of the data set, as it stands there.
-        origin: where that row is, for the message: ``eval.jsonl:17``.
+        row: of the data set, unchanged.
+        origin: the row's place, for the message: ``eval.jsonl:17``.
 
     Raises:
         MetricError: it raises an error, or returns something else than a finite number.
@@ -97,7 +97,7 @@ def _imported(path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look there
     folder = os.path.dirname(os.path.abspath(path))
     if folder not in sys.path:
-        sys.path.append(folder)  # behind all others, so that no file of it stands in for a library
+        sys.path.append(folder)  # last, so that none of its files hides a library
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

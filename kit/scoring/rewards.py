@@ -1,7 +1,7 @@
-"""Rewards of answers that the model wrote: numbers by rules, or by a function of the user.
+"""Reward functions: rules, or a function of the user.
 
-Promises: they are computed in processes of their own, so that one which hangs, ends its process, prints or starts
-others costs the run nothing but its time. What fails is no number but a line that says why.
+Promises: they run in separate processes, so that one which hangs, exits, prints or starts processes costs the run
+nothing but its time. A failed reward is a line that says why.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from kit.scoring import own_metric
 from kit.scoring.metrics import Metric
 
-_START_SECONDS = 120  # in which a process must have imported the user's files
-_LOOK_SECONDS = 0.5  # between two looks at whether the run stops
+_START_SECONDS = 120  # for a process to import the user's files
+_POLL_SECONDS = 0.5  # between two checks whether the run stops
 _MAX_WORKERS = 8  # processes that compute rewards, each called by a thread
 _PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
 
@@ -38,7 +38,7 @@ _WORDS = re.compile(
 
 
 class Attempt(NamedTuple):
-    """One answer of the model, and what it is judged by."""
+    """A generated answer, and what its rewards need."""
 
     expected: str
     answer: str
@@ -49,13 +49,13 @@ class Attempt(NamedTuple):
 
 
 def reward(name: str, attempt: Attempt) -> float:
-    """Return one reward of an answer; raises what a function of the user raises, see ``own_metric.score``.
+    """Return one reward of an answer; raises as a function of the user does, see ``own_metric.score``.
 
     - the names of ``kit.scoring.metrics.METRICS``, from 0 to 1;
     - ``math``: 1 if the answer is the expected one as mathematics, by math-verify;
     - ``json``: 1 if the answer is JSON;
     - ``regex:PATTERN``: 1 if the pattern is found in the answer;
-    - ``overlong:N``: 0, and down to -1 over the last N of ``max_new_tokens``: https://arxiv.org/abs/2503.14476,
+    - ``overlong:N``: length penalty, 0 and down to -1 over the last N of ``max_new_tokens``: https://arxiv.org/abs/2503.14476,
       equation 13.
     """
     kind, _, value = name.partition(":")
@@ -98,7 +98,7 @@ def read_math(text: str) -> list[Any]:
 
 
 class Scorer:
-    """Computes the rewards of answers in the background, several at a time."""
+    """Computes rewards in the background, several at a time."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Scorer:
         """
         Args:
             timeout_seconds: for one reward of an answer.
-            is_stopping: whether the run was asked to stop, which does not wait for rewards.
+            is_stopping: whether the run was asked to stop, and so does not wait for rewards.
         """
         self._names = tuple(names)
         self._timeout = timeout_seconds
@@ -189,7 +189,7 @@ class _Worker:
         """
         end = time.monotonic() + seconds
         self._connection.send(content)
-        while not self._connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+        while not self._connection.poll(max(0.0, min(_POLL_SECONDS, end - time.monotonic()))):
             if time.monotonic() >= end or self._is_stopping():
                 raise TimeoutError
         return json.loads(self._connection.recv_bytes())

@@ -1,4 +1,4 @@
-"""Objectives: how the losses of single tokens become the number that a step minimises, and its metrics.
+"""Objectives: from the losses of single tokens to the loss of a step, and its metrics.
 
 The setting ``objective`` names one (``kit.tasks.objectives``). What is minimised must be a sum over the targets of the
 global batch, divided by a number that every rank knows before the step; or several such terms, added. Then it does not
@@ -34,8 +34,8 @@ class Measured(NamedTuple):
     """What an objective measures on evaluation data, the same on every rank."""
 
     metrics: dict[str, float]
-    odd_samples: list[str]  # where the samples are from of micro-batches whose losses are not finite
-    details: dict[str, Any]  # what a report shows
+    odd_samples: list[str]  # the origins of the samples in micro-batches with a NaN or Inf loss
+    details: dict[str, Any]  # for the report
 
 
 class Objective(StepLoss):
@@ -59,7 +59,7 @@ class Objective(StepLoss):
 
     @classmethod
     def open(cls, run: Run) -> Self:
-        """Create the objective of a run, before its model takes the device. Called by all ranks."""
+        """Create the objective of a run, before its model is on the device. Called by all ranks."""
         return cls(run.checked.data.dataset_names, run.checked.recipe)
 
     def bind(self, policy: Policy, run: Run) -> None:
@@ -77,9 +77,9 @@ class Objective(StepLoss):
         """Measure evaluation data. Called by all ranks, without gradients.
 
         Args:
-            mismatched: beside rows that have it.
+            mismatched: of an objective that needs it.
         """
-        common = self.of_evaluation(policy, mismatched, len(samples), batches)
+        common = self.evaluation_values(policy, mismatched, len(samples), batches)
         whole = counted(samples, np.arange(len(samples)), len(samples.stores))
         total: Any = 0.0
         are_finite, numbers, seen = [], [], []  # of each micro-batch, with the numbers of its samples
@@ -92,7 +92,7 @@ class Objective(StepLoss):
             total = total + part
             are_finite.append(part.isfinite().all())
             numbers.append(list(dict.fromkeys(number for *_, number in batch.segments)))
-            seen.append(self.seen(outputs, batch))
+            seen.append(self.sample_values(outputs, batch))
         metrics = self.evaluation_metrics(policy.ranks.sum(total).tolist(), whole)
         own = torch.cat(seen)
         details = {}
@@ -106,25 +106,25 @@ class Objective(StepLoss):
             odd = sorted(set(gather_object(odd)))
         return Measured(metrics, list(map(samples.origin, odd)), details)
 
-    def of_evaluation(
+    def evaluation_values(
         self, policy: Policy, mismatched: Mismatched | None, num_samples: int, batches: Batches
     ) -> dict[str, torch.Tensor]:
-        """Return numbers of the evaluation data as a whole, each [], which ``terms`` finds in ``per_sequence``."""
+        """Return values of the whole evaluation data, each [], which ``terms`` finds in ``per_sequence``."""
         return {}
 
     def evaluation_metrics(self, sums: list[float], whole: GlobalBatch) -> dict[str, float]:
         """Compute the metrics of evaluation data; as ``metrics``, of all samples as one batch."""
         return self.metrics(sums, whole) | {"tokens": int(whole.num_targets.sum())}
 
-    def seen(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    def sample_values(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
         """Return what ``details`` needs of each sample, float64 [n, k]; the arguments are those of ``terms``."""
         return losses.new_zeros(0, 0)
 
     def details(self, seen: np.ndarray) -> dict[str, Any]:
-        """Return what a report shows of an evaluation.
+        """Return what the report shows about an evaluation.
 
         Args:
-            seen: what ``seen`` returns, of all samples.
+            seen: what ``sample_values`` returns, of all samples.
         """
         return {}
 

@@ -10,7 +10,7 @@ from kit.tasks.sft.loss import SmoothedLoss, SupervisedLoss, ZLoss
 
 
 def objective_class(settings: ObjectiveSettings) -> type[Objective]:
-    """Return the class that the setting ``objective`` names; of sft the one with the terms that are asked for."""
+    """Return the class that the setting ``objective`` names; for sft the one with its auxiliary losses."""
     named: type[Objective] = resolve_name(settings.declared.loss)
     if named is SupervisedLoss and settings.z_loss_coef:
         return ZLoss
@@ -20,7 +20,7 @@ def objective_class(settings: ObjectiveSettings) -> type[Objective]:
 
 
 def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -> Objective:
-    """Create the objective of no run, which measures, or learns without a teacher."""
+    """Create an objective outside of a run, which has no teacher."""
     return objective_class(settings)(dataset_names, settings)
 
 

@@ -1,4 +1,4 @@
-"""The reference of an objective: the model as it was at the start of the run."""
+"""The reference model: the initial policy of the run."""
 
 from kit.run.run import Run
 from kit.system import phases
@@ -7,7 +7,7 @@ from kit.train.precompute import add_references
 
 
 def bind_reference(policy: Policy, run: Run) -> None:
-    """Compute the reference's log-probabilities, unless it is the model without its adapters. Called by all ranks.
+    """Compute the reference model's log-probabilities, unless it is the base of an adapter. Called by all ranks.
 
     Raises as ``add_references``.
     """

@@ -87,7 +87,7 @@ def test_the_loss_of_labels_is_cross_entropy_or_binary_cross_entropy(several):
     f1 = [2 * (found * hot)[:, i].sum() / max(1, found[:, i].sum() + hot[:, i].sum()) for i in range(3)]
     assert [metrics[f"f1/{name}"] for name in "abc"] == pytest.approx(f1)
     assert metrics["f1"] == pytest.approx(np.mean(f1))
-    details = objective.details(objective.seen(torch.tensor(scores), micro_batch(values)).numpy())
+    details = objective.details(objective.sample_values(torch.tensor(scores), micro_batch(values)).numpy())
     if several:
         assert details == {}
         return

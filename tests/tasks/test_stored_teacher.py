@@ -192,6 +192,6 @@ def test_a_vocabulary_smaller_than_k_is_stored_whole(store):
 
 
 def test_a_teacher_that_gives_no_numbers_is_named_with_the_sample(store):
-    with pytest.raises(TrainingError, match=r"no probability, first in .*answers.jsonl:\d+"):
+    with pytest.raises(TrainingError, match=r"are NaN, first in .*answers.jsonl:\d+"):
         store(spoil=lambda model: model.lm_head.weight.data.fill_(float("nan")))
     assert not list(cache_folder().glob(f"{stored_teacher.FOLDER}/*/"))

@@ -1,4 +1,4 @@
-"""Which labels a classifier has, and in which order."""
+"""The labels of a classifier, in the order of its outputs."""
 
 from collections.abc import Sequence
 

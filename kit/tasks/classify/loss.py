@@ -1,4 +1,4 @@
-"""The objective of a model that gives a text labels."""
+"""The objective of a classifier."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from kit.tasks.base import MeanLoss
 from kit.tasks.classify.labels import with_labels
 from kit.train.step_loss import Terms
 
-MOST_CONFUSIONS = 50  # that an evaluation keeps
+MOST_CONFUSIONS = 50  # kept of an evaluation
 
 
 class Classification(MeanLoss):
-    """Cross-entropy of a text's label; or, if it may have several, the sum of the binary ones of all labels / their
-    number, as transformers' ``problem_type`` defines both."""
+    """Cross-entropy of a text's label; multi-label: the mean of the binary cross-entropies of all labels, as
+    transformers' ``problem_type`` defines both."""
 
     @classmethod
     def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
@@ -42,7 +42,7 @@ class Classification(MeanLoss):
         """See ``Objective.terms``; the numbers are the loss, how many texts are right, and of each label how many
         have it and are given it, have it, and are given it: [3, C]."""
         scores = in_float64(losses)  # [n, C]
-        numbers = self._given(micro_batch, scores)
+        numbers = self._labels(micro_batch, scores)
         wanted = torch.zeros(len(scores), scores.shape[1] + 1).to(scores).scatter_(1, numbers, 1)[:, :-1]  # [n, C]
         if self.has_several:
             term = F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum") / scores.shape[1]
@@ -54,14 +54,14 @@ class Classification(MeanLoss):
         of_labels = [each.sum(dim=0) for each in (wanted * found, wanted, found)]
         return [term], torch.cat([torch.stack([term.detach(), right.to(scores)]), *of_labels])
 
-    def _given(self, micro_batch: MicroBatch, scores: torch.Tensor) -> torch.Tensor:
-        """The numbers of the labels that texts have, int64 [n, L]; C for none."""
+    def _labels(self, micro_batch: MicroBatch, scores: torch.Tensor) -> torch.Tensor:
+        """The ids of the labels that texts have, int64 [n, L]; C for none."""
         return micro_batch.per_sequence["values"].to(scores.device).nan_to_num(scores.shape[1]).long()
 
-    def seen(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-        """Return the number of the label that each text has, and that it is given, float64 [n, 2]."""
+    def sample_values(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+        """Return the label and the predicted label of each text, float64 [n, 2]."""
         scores = in_float64(losses)
-        return torch.stack([self._given(micro_batch, scores)[:, 0], scores.argmax(dim=1)], dim=1).to(scores)
+        return torch.stack([self._labels(micro_batch, scores)[:, 0], scores.argmax(dim=1)], dim=1).to(scores)
 
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, ``accuracy``, the mean ``f1`` of the labels, and ``f1/<name>`` of each that occurs."""
@@ -72,12 +72,10 @@ class Classification(MeanLoss):
         return metrics | {f"f1/{self.labels[i]}": float(f1[i]) for i in occurs}
 
     def details(self, seen: np.ndarray) -> dict[str, Any]:
-        """Return the most frequent confusions: the label of texts, the one that they are given, and how many texts.
-
-        If a text may have several labels there are none; the ``f1`` of each label says how it goes.
+        """Return the most frequent confusions: label, predicted label, number of texts. Multi-label has none.
 
         Args:
-            seen: what ``seen`` returns, of all samples.
+            seen: what ``sample_values`` returns, of all samples.
         """
         if self.has_several:
             return {}

@@ -1,4 +1,4 @@
-"""Distillation: a student learns the probabilities of another model, the teacher, for every token of the vocabulary.
+"""Knowledge distillation: a student minimises the divergence from a teacher's token distribution (logit distillation).
 
 P is the teacher's distribution of the next token, Q the student's, both from logits divided by ``distil_temperature``
 T. Each target's loss is
@@ -8,10 +8,10 @@ T. Each target's loss is
 with w = ``cross_entropy_weight``. T^2 keeps the size of the gradients: Hinton et al. 2015,
 https://arxiv.org/abs/1503.02531, section 2. ``divergence`` says which D:
 
-- forward_kl: KL(P || Q).
-- reverse_kl: KL(Q || P). Gu et al. 2024, https://arxiv.org/abs/2306.08543.
-- jsd: b KL(P || M) + (1 - b) KL(Q || M), where M = b P + (1 - b) Q and b = ``beta``. Agarwal et al. 2024,
-  https://arxiv.org/abs/2306.13649, equation 1.
+- forward_kl: KL(P || Q), mode-covering.
+- reverse_kl: KL(Q || P), mode-seeking. Gu et al. 2024, https://arxiv.org/abs/2306.08543.
+- jsd, generalised Jensen-Shannon divergence: b KL(P || M) + (1 - b) KL(Q || M), where M = b P + (1 - b) Q and b =
+  ``beta``. Agarwal et al. 2024, https://arxiv.org/abs/2306.13649, equation 1.
 
 The sum over the targets is divided by the sum of their weights, as in supervised training.
 """
@@ -47,7 +47,7 @@ class Distillation(SupervisedLoss):
 
     @classmethod
     def open(cls, run: Run) -> Self:
-        """With ``teacher_top_k`` the teacher answers here, alone on the device. See ``Objective.open``."""
+        """With ``teacher_top_k`` the teacher runs here, alone on the device. See ``Objective.open``."""
         made = super().open(run)
         if run.checked.recipe.teacher_top_k:
             run.enter(phases.TEACHER)
@@ -55,7 +55,7 @@ class Distillation(SupervisedLoss):
         return made
 
     def bind(self, policy: Policy, run: Run) -> None:
-        """Load the teacher beside the model, if it has not answered. See ``Objective.bind``."""
+        """Load the teacher next to the student, unless its log-probabilities are cached. See ``Objective.bind``."""
         self.teacher = self.teacher or open_teacher(run)
         policy.notes.append(self.teacher.description)
 
@@ -64,7 +64,7 @@ class Distillation(SupervisedLoss):
         return Rollouts(policy, run) if run.checked.recipe.on_policy_share else super().open_feed(policy, run)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch with what the teacher thinks of it."""
+        """Return the batch with the teacher's hidden states."""
         assert self.teacher is not None
         return self.teacher.states(batch)
 
@@ -90,8 +90,8 @@ class Distillation(SupervisedLoss):
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return the metrics of supervised training, and means over the targets.
 
-        ``divergence`` is D, without T^2; ``teacher_agreement`` the share of targets for which both models have the same
-        most probable token.
+        ``divergence`` is D, without T^2; ``teacher_agreement`` the top-1 agreement: the fraction of targets for which
+        both models have the same most probable token.
         """
         (divisor,) = self.divisors(batch)
         own = zip(METRICS, sums[-len(METRICS) :], strict=True)

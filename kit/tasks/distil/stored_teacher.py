@@ -1,7 +1,7 @@
-"""A teacher that is gone when training begins: its most probable tokens, computed before the student is loaded.
+"""Offline distillation: cache the teacher's top-k log-probabilities before training.
 
-P and Q are as in ``kit.tasks.distil.loss``, but of K + 1 outcomes: the K = ``teacher_top_k`` tokens that the teacher
-thinks most probable, and any other token. A divergence of these is at most that of all tokens (the data-processing
+P and Q are as in ``kit.tasks.distil.loss``, but over K + 1 outcomes: the teacher's K = ``teacher_top_k`` most probable
+tokens, and one bucket for any other token. A divergence of these is at most that of all tokens (the data-processing
 inequality of f-divergences: Csiszar 1967).
 
 Promises:
@@ -61,14 +61,14 @@ class _Stored:
 
 @dataclass(frozen=True)
 class StoredTeacher:
-    """What ``Teacher`` gives a step, from the cache: it is attached to the samples."""
+    """The cached log-probabilities of the teacher, which are attached to the samples; used like ``Teacher``."""
 
     num_tokens: int  # K
     size: int  # tokens of both vocabularies
     first_logps: np.ndarray  # float32 [targets, W], of the first block
 
     def states(self, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch, which has what the teacher thinks of each target."""
+        """Return the batch, which has the teacher's log-probabilities."""
         return batch
 
     def compare(
@@ -85,8 +85,8 @@ class StoredTeacher:
         """A line about how much of the teacher's probability is stored, measured on the first block."""
         held = np.exp(self.first_logps[:, : self.num_tokens]).sum(axis=1).mean()
         return (
-            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; "
-            f"on {len(self.first_logps)} targets they hold {held:.2%} of the probability"
+            f"teacher: top-{self.num_tokens} log-probabilities of each target, and one bucket for the rest; "
+            f"on {len(self.first_logps)} targets the top {self.num_tokens} hold {held:.2%} of the probability"
         )
 
 
@@ -113,7 +113,7 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tor
 
 
 def store_teacher(run: Run) -> StoredTeacher:
-    """Store what the teacher thinks of all targets that a step uses, but for what the cache has. Called by all ranks.
+    """Cache the teacher's log-probabilities of all targets that a step uses, unless they are. Called by all ranks.
 
     The teacher is gone from the device when this returns.
 
@@ -142,13 +142,13 @@ def store_teacher(run: Run) -> StoredTeacher:
     absent = torch.tensor([float(open_entry(folder) is None) for folder in folders], device=device)
     missing = torch.nonzero(sum_over_ranks(absent)).flatten().tolist()  # on one machine or more
     if not missing:
-        say(f"teacher: its {k} most probable tokens of {ends[-1]} targets are in the cache")
+        say(f"teacher: the cache has its top-{k} log-probabilities of {ends[-1]} targets")
     else:
         stored = format_bytes(int(ends[-1]) * 4 * (k + _width(k, size)))
-        say(f"teacher: storing its {k} most probable tokens of {ends[-1]} targets in the cache, {stored}")
+        say(f"teacher: caching its top-{k} log-probabilities of {ends[-1]} targets, {stored}")
         teacher = open_teacher(run)
         for number in missing:
-            values = _answers(teacher, run, samples, parts[number], starts - bounds[number], k, size)
+            values = _top_k(teacher, run, samples, parts[number], starts - bounds[number], k, size)
             with together(accelerator):  # an error on one rank stops all ranks
                 if accelerator.is_local_main_process:
                     store(folders[number], values, {"teacher": recipe.teacher, "num_values": len(values[_IDS])})
@@ -164,7 +164,7 @@ def store_teacher(run: Run) -> StoredTeacher:
     return StoredTeacher(k, size, of_name[0])
 
 
-def _answers(
+def _top_k(
     teacher: Teacher,
     run: Run,
     samples: Samples,
@@ -173,7 +173,7 @@ def _answers(
     num_tokens: int,
     size: int,
 ) -> dict[str, np.ndarray]:
-    """Return what the teacher thinks of the targets of the samples ``chosen``. Each rank computes its share.
+    """Return the teacher's top-k of the targets of the samples ``chosen``. Each rank computes its part.
 
     Args:
         starts: int64 [N], the first target of each of ``samples`` among those of the chosen ones.
@@ -205,5 +205,7 @@ def _answers(
     if len(wrong):
         first = np.searchsorted(starts[chosen], int(wrong[0]), side="right") - 1
         origin = samples.origin(int(chosen[first]))
-        raise TrainingError(f"the teacher gives {len(wrong)} of {num} targets no probability, first in {origin}")
+        raise TrainingError(
+            f"the teacher's log-probabilities of {len(wrong)} of {num} targets are NaN, first in {origin}"
+        )
     return {_IDS: ids.numpy().reshape(-1), _LOGPS: logps.numpy().reshape(-1)}

@@ -1,7 +1,7 @@
-"""A teacher that stays beside the student.
+"""Online distillation: the teacher runs next to the student.
 
-Logits of a whole row are held of neither model. The teacher gives the hidden states of the targets before the step; its
-logits are computed beside the student's, a chunk at a time.
+Logits of a whole row are never held. The teacher computes the hidden states of the targets before the step; its logits
+and the student's are computed a chunk at a time.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Teacher:
         with without_gradients(self.prepared):
             on_its_device = on_device(batch.micro_batches, self.prepared.accelerator.device)
             known = [self.with_states(micro_batch) for micro_batch in on_its_device]
-        reshard(self.prepared.model)  # its head would stay gathered beside the student
+        reshard(self.prepared.model)  # its head would stay unsharded
         return replace(batch, micro_batches=known)
 
     def with_states(self, micro_batch: MicroBatch) -> MicroBatch:
@@ -63,7 +63,7 @@ class Teacher:
     def compare(
         self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return how the teacher and the student judge some targets.
+        """Return the log-probabilities of the teacher and the student for some targets.
 
         Args:
             logits: the student's, float32 [C, V].

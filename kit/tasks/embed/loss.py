@@ -1,6 +1,6 @@
-"""The objective of a model that gives texts embeddings.
+"""The objective of an embedding model (bi-encoder): contrastive loss by GradCache.
 
-The model returns the states that are pooled to an embedding; see ``kit.model.pretrained``.
+The model returns the hidden states that are pooled to an embedding; see ``kit.model.pretrained``.
 """
 
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [
 
 
 class Embedding(Objective):
-    """Contrastive loss (InfoNCE): of each anchor the cross-entropy of its own positive among those of all anchors of
-    the global batch and all negatives, by cosine similarity / ``embed_temperature``. No negative of an anchor is the
-    text of its positives, whichever row they are in, or its own text.
+    """Contrastive loss (InfoNCE) with in-batch negatives across the global batch, and hard negatives: the cross-entropy
+    of each anchor's positive by cosine similarity / ``embed_temperature``. No negative of an anchor is the text of its
+    positives, whichever row they are in, or its own text.
 
     van den Oord et al. 2018, https://arxiv.org/abs/1807.03748, equation 4. With ``matryoshka_dims`` the sum of it over
-    embeddings cut to each of these sizes: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147, equation 1.
+    the first components of each of these sizes: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147, equation 1.
 
-    The loss is not a sum over micro-batches. ``begin_step`` computes all embeddings without gradients, the loss, and
-    its gradient with respect to each embedding; then the term of a micro-batch is the product of both, whose gradients
-    are those of the loss: Gao et al. 2021, https://arxiv.org/abs/2101.06983.
+    GradCache: the loss is not a sum over micro-batches. ``begin_step`` computes all embeddings without gradients, the
+    loss, and its gradient with respect to each embedding; then the term of a micro-batch is the product of both, whose
+    gradients are those of the loss: Gao et al. 2021, https://arxiv.org/abs/2101.06983.
     """
 
     @classmethod
     def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
-        """See ``Objective.resolve``: which states a model or an adapter of embeddings pools, if it is one."""
+        """See ``Objective.resolve``: the pooling of a model or an adapter that is an embedding model."""
         if "pooling" in recipe.model_fields_set:
             return recipe
         base, adapter = open_base_config(recipe), recipe.adapter_name_or_path
@@ -50,7 +50,7 @@ class Embedding(Objective):
         return recipe.model_copy(update={"pooling": own or recipe.pooling})
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch with what each embedding is to be multiplied by. Called by all ranks."""
+        """Return the batch with the gradient of the loss for each embedding. Called by all ranks."""
         micro_batches = list(on_device(batch.micro_batches, prepared.accelerator.device))
         with without_gradients(prepared):
             own = [self.embeddings(prepared.model(**each.model_inputs()), each) for each in micro_batches]
@@ -70,7 +70,7 @@ class Embedding(Objective):
         return replace(batch, micro_batches=known)
 
     def embeddings(self, states: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-        """Pool states [S, h] to one vector for each sequence, float32 [n, h], whose length is not changed."""
+        """Pool hidden states [S, h] to one vector for each sequence, float32 [n, h], not normalised."""
         states = states.float()
         if self.settings.pooling == "last" or not len(micro_batch.segments):
             return states

@@ -1,7 +1,7 @@
-"""Policy gradients over groups of answers: GRPO and its family.
+"""Policy gradients over groups of completions: GRPO and its family.
 
-In the equations o_i is answer i to a prompt, of G, with |o_i| tokens and the advantage A_i (``advantages``), and
-r_it = pi(o_it) / old(o_it), where old is the model that drew the answers.
+In the equations o_i is completion i of G for a prompt, with |o_i| tokens and the advantage A_i (``advantages``), and
+r_it = pi(o_it) / old(o_it) is the probability ratio, where old is the policy that sampled the completions.
 
 Each term is a sum over the targets of the global batch, divided by a number that is known before the step. So it does
 not depend on how the batch is cut up.
@@ -23,34 +23,34 @@ from kit.train.step_loss import Terms
 
 
 class PolicyLoss(Objective):
-    """Learn from the model's own answers by their advantages.
+    """The policy-gradient loss of sampled completions, weighted by their advantages.
 
     ``policy_loss``, with e_low = ``epsilon`` and e_high = ``epsilon_high``, and the surrogate of a ratio
     s(r, A) = min(r A, clip(r, 1 - e_low, 1 + e_high) A):
 
-    Means are over the whole global batch, not first over the answers to one prompt.
+    Means are over the whole global batch, not first over the completions of one prompt.
 
-    - grpo: the mean over answers of 1/|o_i| sum_t -s(r_it, A_i). https://arxiv.org/abs/2402.03300, equation 3.
+    - grpo: the mean over completions of 1/|o_i| sum_t -s(r_it, A_i). https://arxiv.org/abs/2402.03300, equation 3.
     - dapo: the mean over tokens of -s(r_it, A_i). Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 8.
-    - dr_grpo: the mean over answers of sum_t -s(r_it, A_i) / ``max_new_tokens``. https://arxiv.org/abs/2503.20783.
-    - gspo: the mean over answers of -s(r_i, A_i), log r_i = 1/|o_i| sum_t log r_it. Zheng et al. 2025,
+    - dr_grpo: the mean over completions of sum_t -s(r_it, A_i) / ``max_new_tokens``. https://arxiv.org/abs/2503.20783.
+    - gspo: the mean over completions of -s(r_i, A_i), log r_i = 1/|o_i| sum_t log r_it. Zheng et al. 2025,
       https://arxiv.org/abs/2507.18071, equations 5 and 7.
     - cispo: the mean over tokens of -sg(min(r_it, 1 + e_high)) A_i log pi(o_it). MiniMax 2025,
       https://arxiv.org/abs/2506.13585, equation 4.
-    - rloo: the mean over answers of -s(r_i, A_i), log r_i = sum_t log r_it. https://arxiv.org/abs/2402.14740.
+    - rloo: the mean over completions of -s(r_i, A_i), log r_i = sum_t log r_it. https://arxiv.org/abs/2402.14740.
 
-    With ``beta``, beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
+    KL penalty: beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
     log pi, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html. k1, -d, would in a
     loss pull towards nothing: https://arxiv.org/abs/2510.01555.
 
-    An engine that is apart rounds otherwise, so that its answers are those of another model than old. With
-    ``vllm_importance_sampling_cap`` C each token's loss, without the KL, is multiplied by sg(min(old(o_it) /
-    engine(o_it), C)), in gspo and rloo that of an answer by the same of the product over its tokens. Yao et al. 2025,
-    https://fengyao.notion.site/off-policy-rl.
+    A vLLM server rounds differently, so that its samples come from another policy than old. Truncated importance
+    sampling corrects this mismatch: with ``vllm_importance_sampling_cap`` C each token's loss, without the KL, is
+    multiplied by sg(min(old(o_it) / engine(o_it), C)), in gspo and rloo by the same of the product over a completion.
+    Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
     """
 
     def bind(self, policy: Policy, run: Run) -> None:
-        """Keep the weights of the reference, if it is not the model without its adapters. See ``Objective.bind``."""
+        """Keep the weights of the reference model, unless it is the base of an adapter. See ``Objective.bind``."""
         if run.checked.recipe.keeps_initial_weights:
             policy.keep_initial_weights()
 
@@ -59,25 +59,25 @@ class PolicyLoss(Objective):
         return Rollouts(policy, run)
 
     def divisors(self, batch: GlobalBatch) -> Sequence[float]:
-        """Return the number of answers, of tokens, or of tokens that there may be."""
+        """Return the number of completions, of tokens, or of tokens that there could be."""
         if self.settings.policy_loss in ("dapo", "cispo"):
             return [max(1.0, batch.target_weights.sum())]
         return [max(1, batch.most_targets if self.settings.policy_loss == "dr_grpo" else batch.num_samples)]
 
     def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
-        """Return the sum of the losses of the tokens or answers; then the sums of the metrics, over tokens."""
+        """Return the sum of the losses of the tokens or completions; then the sums of the metrics, over tokens."""
         kind, low, high = self.settings.policy_loss, 1 - self.settings.epsilon, 1 + self.settings.upper_epsilon
         assert micro_batch.sequence_ids is not None
         logps = -in_float64(losses)  # [S]
         old = micro_batch.per_target.get("old_logps")
         old_logps = logps.detach() if old is None else in_float64(old).to(logps)
         log_ratios = logps - old_logps
-        weights = self._engine_weights(old_logps, micro_batch)
-        of_answers = in_float64(micro_batch.per_sequence["advantages"]).to(logps)  # [n]
-        answer_of = micro_batch.sequence_ids.to(logps.device)  # [S]
-        gains = of_answers[answer_of]  # [S]
+        weights = self._importance_weights(old_logps, micro_batch)
+        of_completions = in_float64(micro_batch.per_sequence["advantages"]).to(logps)  # [n]
+        completion_of = micro_batch.sequence_ids.to(logps.device)  # [S]
+        advantages = of_completions[completion_of]  # [S]
         lengths = sequence_weights(micro_batch).to(logps)  # [n]
-        shares = 1 / lengths[answer_of] if kind in ("grpo", "gspo", "rloo") else None
+        shares = 1 / lengths[completion_of] if kind in ("grpo", "gspo", "rloo") else None
 
         def total(values: torch.Tensor) -> torch.Tensor:
             return (values if shares is None else values * shares).sum()
@@ -85,15 +85,15 @@ class PolicyLoss(Objective):
         if kind in ("gspo", "rloo"):
             of_sequences = by_sequence(log_ratios, micro_batch)
             ratios = (of_sequences / lengths.clamp(min=1) if kind == "gspo" else of_sequences).exp()
-            # An answer of which nothing is learned has no loss.
-            term = (_surrogate(ratios, of_answers, low, high) * weights * (lengths > 0)).sum()
-            ratios, weights = ratios[answer_of], weights.expand_as(ratios)[answer_of]
+            # A masked completion has no loss.
+            term = (_surrogate(ratios, of_completions, low, high) * weights * (lengths > 0)).sum()
+            ratios, weights = ratios[completion_of], weights.expand_as(ratios)[completion_of]
         else:
             ratios = log_ratios.exp()
             if kind == "cispo":
-                term = total(-ratios.detach().clamp(max=high) * gains * logps * weights)
+                term = total(-ratios.detach().clamp(max=high) * advantages * logps * weights)
             else:
-                term = total(_surrogate(ratios, gains, low, high) * weights)
+                term = total(_surrogate(ratios, advantages, low, high) * weights)
         reference = micro_batch.per_target.get("reference_logps")
         kl = torch.zeros_like(logps)
         if reference is not None:
@@ -102,13 +102,13 @@ class PolicyLoss(Objective):
             kl = difference**2 / 2 if is_k2 else difference.exp() - difference - 1
             term = term + self.settings.reward_scale * total(kl)
         with torch.no_grad():
-            clipped = [(ratios < low) & (gains < 0), (ratios > high) & (gains > 0)]
+            clipped = [(ratios < low) & (advantages < 0), (ratios > high) & (advantages > 0)]
             clipped.append(weights.eq(self.settings.vllm_importance_sampling_cap or torch.inf).expand_as(logps))
             sums = [-logps, kl, log_ratios.abs(), *(each.to(logps) for each in clipped)]
             return [term], torch.stack([term.detach(), *(each.detach().sum() for each in sums)])
 
-    def _engine_weights(self, old_logps: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-        """The weights by ``vllm_importance_sampling_cap`` of tokens, [S], or of answers, [n]; 1 [] without it."""
+    def _importance_weights(self, old_logps: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+        """The truncated importance weights of tokens, [S], or of completions, [n]; 1 [] without a cap."""
         cap, engine = self.settings.vllm_importance_sampling_cap, micro_batch.per_target.get("engine_logps")
         if cap is None or engine is None:
             return old_logps.new_ones(())
@@ -120,10 +120,10 @@ class PolicyLoss(Objective):
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, and means over the tokens.
 
-        ``entropy`` is that of the model, estimated by the tokens that it drew; ``kl`` that to the reference;
-        ``log_ratio`` how far the model has moved since it drew them; ``clip_ratio/low`` and ``high`` the shares of
-        tokens whose ratio is cut, so that nothing is learned from them; ``sampling/capped_ratio`` that of tokens whose
-        weight is ``vllm_importance_sampling_cap``.
+        ``entropy`` is that of the policy, estimated on the sampled tokens; ``kl`` the KL to the reference model;
+        ``log_ratio`` the distance from the policy that sampled; ``clip_ratio/low`` and ``high`` the fractions of tokens
+        whose ratio is clipped, which have no gradient; ``sampling/capped_ratio`` that of tokens whose importance weight
+        is ``vllm_importance_sampling_cap``.
         """
         (divisor,) = self.divisors(batch)
         num_tokens = max(1.0, batch.target_weights.sum())
@@ -136,5 +136,5 @@ class PolicyLoss(Objective):
         return {"loss": sums[0] / divisor, **means}
 
 
-def _surrogate(ratios: torch.Tensor, gains: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    return -torch.min(ratios * gains, ratios.clamp(low, high) * gains)
+def _surrogate(ratios: torch.Tensor, advantages: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return -torch.min(ratios * advantages, ratios.clamp(low, high) * advantages)

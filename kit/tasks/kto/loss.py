@@ -1,4 +1,4 @@
-"""The objective over single answers with a label. Its words are those of ``kit.tasks.preference.loss``."""
+"""Kahneman-Tversky optimisation (KTO). The notation is that of ``kit.tasks.preference.loss``."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,10 +19,10 @@ from kit.train.step_loss import Terms
 
 
 class KahnemanTversky(MeanLoss):
-    """Learn from single answers: with r = log pi(y|x)/ref(y|x), the mean of
+    """KTO on single answers: with r = log pi(y|x)/ref(y|x), the mean of
 
-    - ``desirable_weight`` * (1 - s(beta (r - z))) of good answers,
-    - ``undesirable_weight`` * (1 - s(beta (z - r))) of bad ones.
+    - ``desirable_weight`` * (1 - s(beta (r - z))) of desirable answers,
+    - ``undesirable_weight`` * (1 - s(beta (z - r))) of undesirable ones.
 
     z is max(0, mean of log pi(y'|x)/ref(y'|x)) over the global batch, where y' is the answer to another prompt
     (``kit.data.feed.mismatched``); no gradient passes through it. Ethayarajh et al. 2024,
@@ -34,17 +34,17 @@ class KahnemanTversky(MeanLoss):
         bind_reference(policy, run)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""
+        """Return the batch with the reference model's log-probabilities and z, if it lacks z."""
         micro_batches = with_references(prepared, batch.micro_batches)
         if any("kl" not in micro_batch.per_sequence for micro_batch in micro_batches):
             kl = self.estimate_kl(prepared, batch.mismatched, batch.num_samples)
             micro_batches = [each.with_per_sequence(kl=kl.expand(len(each.segments))) for each in micro_batches]
         return replace(batch, micro_batches=micro_batches)
 
-    def of_evaluation(
+    def evaluation_values(
         self, policy: Policy, mismatched: Mismatched | None, num_samples: int, batches: Batches
     ) -> dict[str, torch.Tensor]:
-        """See ``Objective.of_evaluation``: z."""
+        """See ``Objective.evaluation_values``: z."""
         assert mismatched is not None
         return {"kl": self.estimate_kl(policy, batches(mismatched, "evaluation kl"), num_samples)}
 
@@ -75,9 +75,9 @@ class KahnemanTversky(MeanLoss):
             return [term], torch.cat([each.detach() for each in numbers])
 
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
-        """Return ``loss`` and ``kl``, z; and for good answers (chosen) and bad ones means of what pairs have.
+        """Return ``loss`` and ``kl``, z; and the metrics of pairs, for desirable (chosen) and undesirable answers.
 
-        What has no answers in this batch is left out.
+        A label without answers in this batch is left out.
         """
         term, kl, *of_answers = sums
         metrics = {"loss": term / batch.num_samples, "kl": kl / batch.num_samples}

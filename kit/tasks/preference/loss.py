@@ -1,7 +1,7 @@
-"""Objectives over pairs of a chosen and a rejected answer.
+"""Preference optimisation on pairs of a chosen and a rejected answer: DPO, ORPO, SimPO, CPO.
 
-In the equations x is a prompt, y_w its chosen and y_l its rejected answer, pi the model and ref the reference, which is
-the model as it was at the start. log pi(y|x) is the sum of the log-probabilities of the supervised tokens of y, each
+In the equations x is a prompt, y_w its chosen and y_l its rejected answer, pi the policy and ref the reference model,
+the initial policy. log pi(y|x) is the sum of the log-probabilities of the supervised tokens of y, each
 times its weight, and |y| the sum of these weights. s is the logistic function.
 
 Each term is a sum over pairs, or over the tokens of the chosen answers, divided by their number in the
@@ -35,7 +35,7 @@ class Pairs(NamedTuple):
 
     logps: torch.Tensor  # log pi(y|x)
     lengths: torch.Tensor  # |y|
-    references: torch.Tensor  # log ref(y|x); 0 for an objective without a reference
+    references: torch.Tensor  # log ref(y|x); 0 without a reference model
 
     @property
     def ratios(self) -> torch.Tensor:
@@ -52,9 +52,9 @@ class Pairs(NamedTuple):
 
 
 class PairLoss(Objective):
-    """A mean over pairs, and for some objectives a mean over the tokens of the chosen answers beside it.
+    """A mean over pairs, for some objectives plus a mean over the tokens of the chosen answers.
 
-    A subclass says how large the loss of a pair is, and what it counts as the reward of an answer.
+    A subclass defines the loss of a pair and the implicit reward of an answer.
     """
 
     @property
@@ -64,7 +64,7 @@ class PairLoss(Objective):
 
     @property
     def likelihood_weight(self) -> float:
-        """How much the cross-entropy of the chosen answers counts, in nats per token; 0: not at all."""
+        """The weight of the chosen answers' cross-entropy, in nats per token; 0: none."""
         return 0.0
 
     def losses(self, pairs: Pairs) -> torch.Tensor:
@@ -72,11 +72,11 @@ class PairLoss(Objective):
         raise NotImplementedError
 
     def rewards(self, pairs: Pairs) -> torch.Tensor:
-        """Return the reward of each answer, float64 [P, 2]."""
+        """Return the implicit reward of each answer, float64 [P, 2]."""
         return self.beta * pairs.ratios
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch with the reference's log-probabilities, if the objective has a reference."""
+        """Return the batch with the reference model's log-probabilities, if the objective has one."""
         if not self.settings.declared.has_reference:
             return batch
         return replace(batch, micro_batches=with_references(prepared, batch.micro_batches))
@@ -101,8 +101,8 @@ class PairLoss(Objective):
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, and the means over pairs of rewards, log-probabilities and lengths in tokens.
 
-        ``rewards/accuracies`` is the share of pairs in which the chosen answer has the larger reward. ``nll_loss``, of
-        an objective with a term for it, is the cross-entropy of the chosen answers in nats per token.
+        ``rewards/accuracies`` is the fraction of pairs whose chosen answer has the larger reward. ``nll_loss``, if it
+        is a term, is the cross-entropy of the chosen answers in nats per token.
         """
         divisors = self.divisors(batch)
         num_terms = len(divisors)
@@ -115,7 +115,7 @@ class PairLoss(Objective):
 
 
 class DirectPreference(PairLoss):
-    """Direct preference optimisation, with h = log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x).
+    """Direct preference optimisation (DPO), with h = log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x).
 
     ``dpo_loss``, with e = ``label_smoothing``:
 
@@ -149,10 +149,10 @@ class DirectPreference(PairLoss):
 
 
 class OddsRatio(PairLoss):
-    """Cross-entropy of the chosen answers, and -beta log s(log odds(y_w|x) - log odds(y_l|x)).
+    """ORPO: cross-entropy of the chosen answers, and -beta log s(log odds(y_w|x) - log odds(y_l|x)).
 
     odds(y|x) = p / (1 - p) with log p = log pi(y|x) / |y|. Hong et al. 2024, https://arxiv.org/abs/2403.07691,
-    equations 6 and 7. The cross-entropy is that of the answers; some implementations learn the prompts too.
+    equations 6 and 7. The cross-entropy is that of the answers; some implementations train on the prompts too.
     """
 
     @property
@@ -172,7 +172,7 @@ class OddsRatio(PairLoss):
 
 
 class SimplePreference(PairLoss):
-    """-log s(beta log pi(y_w|x) / |y_w| - beta log pi(y_l|x) / |y_l| - gamma), without a reference.
+    """SimPO: -log s(beta log pi(y_w|x) / |y_w| - beta log pi(y_l|x) / |y_l| - gamma), without a reference model.
 
     Meng et al. 2024, https://arxiv.org/abs/2405.14734, equation 6.
     """
@@ -188,7 +188,7 @@ class SimplePreference(PairLoss):
 
 
 class ContrastivePreference(PairLoss):
-    """-log s(beta log pi(y_w|x) - beta log pi(y_l|x)), and ``cpo_alpha`` times the cross-entropy of the chosen answers.
+    """CPO: -log s(beta log pi(y_w|x) - beta log pi(y_l|x)), and ``cpo_alpha`` times the chosen answers' cross-entropy.
 
     Xu et al. 2024, https://arxiv.org/abs/2401.08417, equations 3 to 5.
     """

@@ -1,4 +1,4 @@
-"""The objective of a model that gives an answer one number."""
+"""The objective of a reward model: Bradley-Terry on preference pairs."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from kit.train.step_loss import Terms
 class RewardModelling(MeanLoss):
     """-log s(r_w - r_l - m) + c (r_w + r_l)^2 of each pair, with its margin m and c = ``center_rewards_coefficient``.
 
-    r are the rewards of the better and the worse text, and s is the logistic function. Bradley and Terry 1952, as in
+    r are the rewards of the chosen and the rejected text, and s is the logistic function. Bradley and Terry 1952, as in
     Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, equation 1; m: Touvron et al. 2023,
     https://arxiv.org/abs/2307.09288, equation 2; c: Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244.
     """
@@ -30,6 +30,6 @@ class RewardModelling(MeanLoss):
             return [term], torch.stack([each.to(differences) for each in own])
 
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
-        """Return ``loss``, and over pairs the share with the larger reward for the better text, and means."""
+        """Return ``loss``, the fraction of pairs whose chosen text has the larger reward, and means over pairs."""
         names = ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
         return {name: value / batch.num_samples for name, value in zip(names, sums, strict=True)}

@@ -1,4 +1,4 @@
-"""Objectives over answers to imitate: cross-entropy, and losses made of it."""
+"""SFT losses: cross-entropy, label smoothing, z-loss, DFT and EAFT."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class SupervisedLoss(Objective):
 
 
 class SmoothedLoss(SupervisedLoss):
-    """Cross-entropy against targets with the probability 1 - e, with e = ``label_smoothing_factor``.
+    """Label smoothing: cross-entropy against targets with the probability 1 - e, with e = ``label_smoothing_factor``.
 
     e is spread evenly over the vocabulary, the target too: Szegedy et al. 2016, https://arxiv.org/abs/1512.00567,
     section 7.
@@ -62,30 +62,30 @@ class SmoothedLoss(SupervisedLoss):
 
 
 class ZLoss(SmoothedLoss):
-    """Adds ``z_loss_coef`` times (log Z)^2 to the loss of each target; Z is the sum of the exponentiated logits.
+    """z-loss: adds ``z_loss_coef`` times (log Z)^2 to each target's loss; Z is the sum of the exponentiated logits.
 
     It keeps the logits from drifting: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5.
     """
 
     def target_values(self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return the cross-entropy and the term beside it, float32 [C, 2]; see ``Objective.target_values``."""
+        """Return the cross-entropy and the auxiliary term, float32 [C, 2]; see ``Objective.target_values``."""
         added = self.settings.z_loss_coef * logits.logsumexp(dim=-1) ** 2
         return torch.stack([super().target_values(micro_batch, logits, rows), added], dim=1)
 
     def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
-        """See ``Objective.terms``; the last number is the sum of what is added."""
+        """See ``Objective.terms``; the last number is the sum of the auxiliary term."""
         terms, by_dataset = super().terms(losses.sum(dim=1), micro_batch)
         added = in_float64(losses[:, 1].detach()) @ in_float64(micro_batch.weights)
         return terms, torch.cat([by_dataset, added[None]])
 
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
-        """Return the metrics, ``loss`` with what is added, and ``z_loss``, that part alone."""
+        """Return the metrics, ``loss`` with the auxiliary term, and ``z_loss``, that term alone."""
         (divisor,) = self.divisors(batch)
         return super().metrics(sums, batch) | {"z_loss": sums[-1] / divisor}
 
 
 class DynamicFineTuning(SupervisedLoss):
-    """Cross-entropy times the probability p that the model gives to the token, through which no gradient passes.
+    """DFT: cross-entropy times the probability p of the token, through which no gradient passes.
 
     -sg(p) log p: Wu et al. 2025, https://arxiv.org/abs/2508.05629, equation 9.
     """
@@ -96,10 +96,10 @@ class DynamicFineTuning(SupervisedLoss):
 
 
 class EntropyAdaptive(SupervisedLoss):
-    """Cross-entropy times (H / ln K) ** ``eaft_alpha``, through which no gradient passes.
+    """EAFT: cross-entropy times (H / ln K) ** ``eaft_alpha``, through which no gradient passes.
 
-    H is the entropy of the K = 20 most probable tokens, whose probabilities are divided by their sum. So a token that
-    contradicts what the model is sure of teaches little: Diao et al. 2026, https://arxiv.org/abs/2601.02151, section 4.
+    H is the entropy of the K = 20 most probable tokens, whose probabilities are renormalised. So a token that
+    contradicts a confident model has a small weight: Diao et al. 2026, https://arxiv.org/abs/2601.02151, section 4.
     """
 
     num_entropy_tokens: ClassVar[int] = 20
