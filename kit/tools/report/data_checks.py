@@ -15,7 +15,7 @@ LEAK = "evaluation samples are in the training data"
 
 
 class Finding(NamedTuple):
-    """The result of one check of data. Unlike a ``Problem`` it stops nothing: the user judges it."""
+    """The result of one check of data. Unlike a ``Problem`` it does not stop a run: the user decides."""
 
     is_ok: bool
     text: str
@@ -36,23 +36,23 @@ def check(
 def _tokens(
     train: Samples, looked_at: list[int], tokenizer: Any, settings: DataSettings, rolls_out: bool
 ) -> Iterator[Finding]:
-    """How samples begin, what ends their answers, and what stands in the middle of these."""
+    """BOS, the stop tokens of answers, and special tokens within answers."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     without, twice, endless, typed = [], [], [], []
     for i in looked_at:
         for ids, weights in train.sequences(i):
-            begin, learned = ids[:2].tolist(), np.flatnonzero(weights > 0)
+            begin, supervised = ids[:2].tolist(), np.flatnonzero(weights > 0)
             if begin[0] != bos:
                 without.append(i)
             elif begin == [bos, bos]:
                 twice.append(i)
-            last = int(ids[learned[-1]])
+            last = int(ids[supervised[-1]])
             if last not in special:
                 endless.append(i)
-            is_answer = len(learned) < len(ids) - 1  # else it is a text
+            is_answer = len(supervised) < len(ids) - 1  # else it is a text
             ends = {bos, eos, last} & special
-            stops = [at for at in learned[learned > 0].tolist() if int(ids[at]) in ends]
+            stops = [at for at in supervised[supervised > 0].tolist() if int(ids[at]) in ends]
             if is_answer and settings.train_on != "all" and any((weights[a:b] > 0).all() for a, b in pairwise(stops)):
                 typed.append(i)
     if bos is not None:
@@ -61,12 +61,12 @@ def _tokens(
         yield _finding(train, without, f"begin without {name}", is_ok=not without or not expects)
         yield _finding(train, twice, f"begin with {name} twice")
     if rolls_out or train.kind.pools:
-        return  # no answer of the data is learned
+        return  # no answer of the data is trained on
     is_split = any(store.info["counts"].get("num_split") for store in train.stores)
     few = len(set(endless)) <= 0.01 * len(looked_at)
-    text = "do not teach to stop" + (" (split makes pieces that end anywhere)" if is_split else "")
+    text = "are not trained to stop" + (" (split makes pieces that end anywhere)" if is_split else "")
     yield _finding(train, endless, text, is_ok=few or is_split)
-    yield _finding(train, typed, "learn a special token in the middle of an answer")
+    yield _finding(train, typed, "have a supervised special token within an answer")
 
 
 def _finding(train: Samples, found: list[int], text: str, is_ok: bool | None = None) -> Finding:
@@ -83,7 +83,7 @@ def _repeats(train: Samples) -> Finding:
 
 
 def _preferences(train: Samples) -> Iterator[Finding]:
-    """What lengths give away, so that an objective may learn little else."""
+    """Length bias, which an objective may pick up instead of the preference."""
     if train.kind.compares_answers:
         good, bad = train.sequence_lengths.T  # after the same prompt
         share = (good > bad).mean()

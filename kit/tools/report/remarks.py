@@ -1,6 +1,6 @@
-"""What the reader of a report should know, in sentences: what went wrong, and what was wasted.
+"""The warnings of a report: errors, overfitting, likelihood displacement, wasted computation.
 
-Promises: a remark follows from the record or the metrics, and gives the figures.
+Promises: a warning follows from the record or the metrics, and gives the figures.
 """
 
 from collections.abc import Iterator
@@ -12,19 +12,24 @@ from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
 FEWEST_STEPS = 20  # for a tendency
 OVERFITTING = 1.02  # ratio of eval_loss to its lowest
-FALLEN = 0.2  # nats a token: each token of a chosen answer has lost a fifth of its probability; some loss is usual
-MANY_FAILED = 0.1  # share of the answers
-# The lines that count: the last five, or all but the first, which is slow. The share from which on there is a remark,
-# and what to do.
+FALLEN = 0.2  # nats a token: each token of a chosen answer lost a fifth of its probability; some loss is usual
+MANY_FAILED = 0.1  # fraction of the completions
+# The lines that count: the last five, or all but the first, which is slow. Then the fraction from which on there is a
+# warning, and what to do.
 _WASTE = (
     (
         "frac_reward_zero_std",
         -5,
         0.8,
-        "of the last prompts had answers of one and the same reward, which teach nothing: take harder or easier "
-        "prompts, or --dynamic_sampling true",
+        "of the last groups had zero reward variance, and so no gradient: take harder or easier prompts, or "
+        "--dynamic_sampling true",
     ),
-    ("completions/clipped_ratio", -5, 0.5, "of the last answers were cut at max_new_tokens: raise --max_new_tokens"),
+    (
+        "completions/clipped_ratio",
+        -5,
+        0.5,
+        "of the last completions were truncated at max_new_tokens: raise --max_new_tokens",
+    ),
     (
         "data_wait_share",
         1,
@@ -36,7 +41,7 @@ _WASTE = (
 
 
 def remarks(run: ReportedRun) -> list[str]:
-    """Return the remarks about a run, the most serious first; empty for a run without any."""
+    """Return the warnings about a run, the most serious first; empty for a run without any."""
     return [*_end(run), *_losses(run), *_preferences(run), *_rewards(run), *_answers(run), *_waste(run)]
 
 
@@ -46,15 +51,15 @@ def _end(run: ReportedRun) -> Iterator[str]:
         yield f"The run ended with an error:\n{text[:2000]}"
     if run.strategy.cpu_dry_run:
         yield "This was a dry run on a CPU of a config for GPUs: its speed and memory say nothing about GPUs."
-    for key, what in (("nonfinite", "skipped, loss or gradient not finite"), ("loss_spike", "a loss far above usual")):
+    for key, what in (("nonfinite", "Skipped steps (NaN or Inf in loss or gradient)"), ("loss_spike", "Loss spikes")):
         steps = [row["step"] for row in run.odd_steps if key in row]
         if steps:
-            yield f"Steps to look at ({what}): {len(steps):,}, the first is {steps[0]:,}. Samples: below."
+            yield f"{what}: {len(steps):,}, the first at step {steps[0]:,}. Samples: below."
 
 
 def _losses(run: ReportedRun) -> Iterator[str]:
     if run.recipe.rolls_out:
-        return  # the loss of a step compares answers with each other, and that of an evaluation is not minimised
+        return  # the loss of a step says nothing, and that of an evaluation is not minimised
     losses, evaluations = run.values("loss"), run.values("eval_loss")
     tenth = max(len(losses) // 10, 5)
     if len(losses) >= FEWEST_STEPS and losses[-tenth:].mean() >= losses[:tenth].mean():
@@ -75,13 +80,13 @@ def _preferences(run: ReportedRun) -> Iterator[str]:
     if run.steps_done >= FEWEST_STEPS and len(accuracies) and accuracies[-1] <= 0.5:
         yield (
             f"The accuracy is not above chance: {accuracies[-1]:.1%} of the evaluation pairs. Try another "
-            "learning_rate, and see in `kit inspect` whether chosen and rejected are the right way round."
+            "learning_rate, and check in `kit inspect` whether chosen and rejected are swapped."
         )
     logps, lengths = (run.values(f"eval_{key}/chosen") for key in ("logps", "lengths"))
     if len(logps) > 1 and len(lengths) and logps[0] - logps[-1] > FALLEN * lengths[-1] > 0:
         yield (
-            f"The chosen answers became less likely: log-probability {logps[0]:,.1f} → {logps[-1]:,.1f}. Only "
-            "the difference to the rejected ones is minimised. Try fewer steps, or a lower learning_rate."
+            f"Likelihood displacement: the log-probability of chosen answers fell, {logps[0]:,.1f} → {logps[-1]:,.1f}. "
+            "Only the margin to the rejected ones is trained. Try fewer steps, or a lower learning_rate."
         )
 
 
@@ -89,7 +94,7 @@ def _rewards(run: ReportedRun) -> Iterator[str]:
     for name in map(key_of, run.recipe.rewards):
         failed = run.values(f"rewards/{name}/failed").sum()
         if failed > MANY_FAILED * run.recipe.global_batch_size * len(run.values("reward")):
-            yield f"The reward {name} failed for {failed:,.0f} answers, which were left out. The run's output says why."
+            yield f"The reward {name} failed for {failed:,.0f} completions, which were dropped. See the run's output."
 
 
 def _answers(run: ReportedRun) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``report.html``: a page about one run, or about several beside each other: results, warnings, curves, settings."""
+"""``report.html``: a page about one run, or a comparison of several: results, warnings, curves, settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from kit.tools.report.runs import MOST_ODD, ReportedRun, finite_number, read_rep
 
 FILE = "report.html"  # in an output_dir
 _GIB = 2**-30
-_OWN = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name"}  # settings without effect
+_OWN = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name"}  # settings that are not compared
 _HIDDEN = ("fingerprint", "num_encoded")  # of the data
 _FOLLOWED = {f"eval_{metric.key}": metric for spec in DECLARED.values() for metric in spec.metrics if metric.title}
 
@@ -61,7 +61,7 @@ def report_page(runs: Sequence[ReportedRun]) -> str:
         warnings = remarks(run)
     else:
         title, about = f"{len(runs)} runs: {', '.join(labels)}", []
-        top, after = section("Results", table(results(runs))), [section("What differs", table(differences(runs)))]
+        top, after = section("Results", table(results(runs))), [section("Differences", table(differences(runs)))]
         warnings = [f"{label}: {text}" for label, run in zip(labels, runs, strict=True) for text in remarks(run)]
     lines = "".join(f"<p class=line>{escaped(line)}</p>" for line in about)
     warned = "".join(f"<li>{escaped(text)}</li>" for text in warnings)
@@ -75,7 +75,7 @@ def report_page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _results(run: ReportedRun) -> dict[str, str]:
-    """What a run reached, from the first value to the last: texts by what it is."""
+    """The results of a run, from the first value to the last, by name."""
     found = {}
     followed = [f"eval_{metric.key}" for metric in run.recipe.declared.metrics if metric.is_followed]
     for key in ("eval_loss", *followed, *run.answer_metrics, "reward" if run.recipe.rolls_out else "loss"):
@@ -140,24 +140,24 @@ def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]
 
 
 def _restarts(run: ReportedRun) -> Iterator[str]:
-    """What the vertical lines in the charts mean."""
+    """The vertical lines in the charts: restarts."""
     for start in run.record.get("starts", []):
         if start["step"]:
             changed = f", changed: {cell(start['changed'])}" if start["changed"] else ""
-            yield f"Dashed line: continued after step {start['step']:,} ({start.get('time')}){changed}"
+            yield f"Dashed line: resumed after step {start['step']:,} ({start.get('time')}){changed}"
 
 
-# --- how it was done
+# --- details
 
 
 def _details(run: ReportedRun) -> list[str]:
     name = run.record.get("recipe_name")
     settings = run.recipe.model_dump(mode="json", exclude_defaults=True)
     return [
-        section("Steps to look at", table(_odd_steps(run))),
-        section("Confusions of the last evaluation", table(_confusions(run))),
-        section("Answers", table(_answers(run))),
-        section("Answers that it learned from", table(_rollouts(run))),
+        section("Loss spikes and skipped steps", table(_odd_steps(run))),
+        section("Most frequent confusions, last evaluation", table(_confusions(run))),
+        section("Generated answers", table(_answers(run))),
+        section("Rollout samples", table(_rollouts(run))),
         section("Run", _named(_facts(run))),
         section("Data", table(_data(run))),
         section(f"Recipe {name}" if name else "Recipe", _named(settings)),
@@ -172,14 +172,14 @@ def _named(values: Mapping[str, Any]) -> str:
 
 def _confusions(run: ReportedRun) -> list[dict[str, Any]]:
     confusions = run.details.get("confusions", ())
-    return [{"texts with": label, "were given": given, "how many": n} for label, given, n in confusions]
+    return [{"label": label, "predicted": predicted, "texts": n} for label, predicted, n in confusions]
 
 
 def _odd_steps(run: ReportedRun) -> list[dict[str, Any]]:
     rows = []
     for row in run.odd_steps[:MOST_ODD]:
         spike = finite_number(row.get("loss_spike"))
-        what = f"loss {spike:.1f} times the usual" if spike else f"skipped: {row.get('nonfinite')}"
+        what = f"loss {spike:.1f} times the running median" if spike else f"skipped: {row.get('nonfinite')}"
         rows.append({"step": row["step"], "what": what, "samples": row.get("samples")})
     return rows
 
@@ -189,38 +189,38 @@ def _answers(run: ReportedRun) -> list[dict[str, Any]]:
     if not run.answered:
         return []
     first, last = run.answered[0], run.answered[-1]
-    before = {_asked(answer): answer.get("text") for answer in first["answers"]}
+    before = {_prompt(answer): answer.get("text") for answer in first["answers"]}
     has_pictures = any(answer.get("pictures") for answer in last["answers"])
     rows = []
     for answer in last["answers"]:
         pictures = {"pictures": Pictures(answer.get("pictures"))} if has_pictures else {}
-        row = {"asked": answer.get("prompt"), **pictures, "expected": answer.get("reference")}
+        row = {"prompt": answer.get("prompt"), **pictures, "expected": answer.get("reference")}
         if first is not last:
             earlier = f"after step {first['step']:,}" if first["step"] else "before"
-            row[earlier] = before.get(_asked(answer))
-        rows.append({**row, f"after step {last['step']:,}": answer.get("text"), "exact": answer.get("exact")})
+            row[earlier] = before.get(_prompt(answer))
+        rows.append({**row, f"after step {last['step']:,}": answer.get("text"), "exact match": answer.get("exact")})
     return rows
 
 
-def _asked(answer: dict[str, Any]) -> tuple[str, str]:
-    """What tells a prompt from others: its text, and its pictures."""
+def _prompt(answer: dict[str, Any]) -> tuple[str, str]:
+    """What identifies a prompt: its text and its pictures."""
     return cell(answer.get("prompt")), cell(answer.get("pictures"))
 
 
 def _rollouts(run: ReportedRun) -> list[dict[str, Any]]:
-    """Answers with their rewards, of the first rollout that was logged and of the last one; each prompt once."""
+    """Completions with their rewards, from the first and the last logged rollout; each prompt once."""
     rows, last = [], None
     for row in run.rollouts:
         for answer in row["rollout"]:
-            asked = {"step": row["step"], "asked": answer.get("prompt"), "expected": answer.get("reference")}
-            row_of = dict.fromkeys(asked) if asked == last else asked
-            rows.append(row_of | {"answered": answer.get("text"), "reward": answer.get("reward")})
-            last = asked
+            prompt = {"step": row["step"], "prompt": answer.get("prompt"), "expected": answer.get("reference")}
+            row_of = dict.fromkeys(prompt) if prompt == last else prompt
+            rows.append(row_of | {"completion": answer.get("text"), "reward": answer.get("reward")})
+            last = prompt
     return rows
 
 
 def _facts(run: ReportedRun) -> dict[str, str]:
-    """How a run was done: texts by name."""
+    """Hardware, strategy, model and speed of a run, by name."""
     strategy, recipe = run.strategy, run.recipe
     device = f"CPU, {strategy.num_threads} threads" if strategy.device == "cpu" else strategy.device
     return {
@@ -249,17 +249,17 @@ def _speed(run: ReportedRun) -> dict[str, str]:
 
 
 def _data(run: ReportedRun) -> list[dict[str, Any]]:
-    """What became of the rows of each data set, and what is used: without what is 0 everywhere."""
+    """The counts of the training and the evaluation data, and of each data set, without those that are 0 everywhere."""
     data = run.record["data"]
-    rows: list[dict[str, Any]] = [{"name": "to train on", **data["train"]}]
-    rows += [{"name": "to evaluate on", **data["evaluation"]}] if data.get("evaluation") else []
+    rows: list[dict[str, Any]] = [{"name": "training", **data["train"]}]
+    rows += [{"name": "evaluation", **data["evaluation"]}] if data.get("evaluation") else []
     rows += data["sources"]
     keys = dict.fromkeys(key for row in rows for key, value in row.items() if value and key not in _HIDDEN)
     return [{key.removeprefix("num_").replace("_", " "): row.get(key) for key in keys} for row in rows]
 
 
 def differences(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
-    """Return the table of what differs between runs: a row for each setting, version, or fact of strategy and data."""
+    """Return the table of differences between runs: a row for each setting, version, or fact of strategy and data."""
     columns = {str(run.folder): _compared(run) for run in runs}
     keys = dict.fromkeys(key for column in columns.values() for key in column)
     rows = [{"": key, **{label: column.get(key, "") for label, column in columns.items()}} for key in keys]

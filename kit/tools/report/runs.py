@@ -41,10 +41,10 @@ class ReportedRun:
     # The numbers of metrics.jsonl by key: step, value, step, value, ... Keys of evaluations begin with ``eval_``.
     numbers: dict[str, "array[float]"] = field(default_factory=dict)
     answered: list[Row] = field(default_factory=list)  # the first and the last evaluation with generated answers
-    details: Row = field(default_factory=dict)  # of the labels of the last evaluation, see ``Evaluation.details``
-    rollouts: list[Row] = field(default_factory=list)  # the first and the last step that shows answers it learned from
+    details: Row = field(default_factory=dict)  # of a classifier's last evaluation, see ``Evaluation.details``
+    rollouts: list[Row] = field(default_factory=list)  # the first and the last step with rollout samples
     answer_metrics: list[str] = field(default_factory=list)  # keys of the metrics of answers
-    odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
+    odd_steps: list[Row] = field(default_factory=list)  # skipped steps and loss spikes; MOST_ODD with samples
     steps_done: int = 0
     seconds: float = 0.0  # of the run so far, without the time between its starts
 
@@ -54,7 +54,10 @@ class ReportedRun:
         self.seconds = max(self.seconds, finite_number(row.get("seconds")) or 0.0)
         if "eval_loss" in row:
             if self.recipe.declared.has_reference and not row["step"]:
-                row = {**row, ACCURACY: None}  # the model equals its reference: all rewards are 0 but for rounding
+                row = {
+                    **row,
+                    ACCURACY: None,
+                }  # the policy equals its reference model: all rewards are 0, apart from rounding
             if isinstance(intervals := row.get("intervals"), dict):
                 self.answer_metrics = list(dict.fromkeys([*self.answer_metrics, *intervals]))
         if isinstance(row.get("details"), dict):
@@ -85,7 +88,7 @@ class ReportedRun:
 
     @property
     def status(self) -> str:
-        """How far the run came, and how it ended, in words."""
+        """The progress of the run, and how it ended."""
         total, early = self.record.get("total_steps"), self.record.get("ended_early")
         text = f"{self.steps_done:,} of {total} steps" + (f", {early}" if early else "")
         if self.record.get("finished_steps"):

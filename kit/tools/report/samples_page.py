@@ -28,7 +28,7 @@ class GatheredSamples:
     notes: list[str]
     checks: list[Finding]
     samples: list[ShownSample]
-    are_prompts: bool  # the model writes the answers, and what is marked is only expected
+    are_prompts: bool  # for rollouts: the marked answer is the ground truth, not a training target
 
 
 def gather_samples(
@@ -63,7 +63,7 @@ def gather_samples(
 def as_text(gathered: GatheredSamples, colour: bool) -> str:
     """Return the text for a terminal.
 
-    Supervised tokens are green, or in ``[[ ]]`` without ``colour``; red in an answer that is to become less likely.
+    Supervised tokens are green, or in ``[[ ]]`` without ``colour``; red in a rejected answer.
     """
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
     lines += [f"  {'ok  ' if is_ok else 'LOOK'}  {text}" for is_ok, text in gathered.checks]
@@ -97,10 +97,10 @@ def _text_of(run: list[Token], part: Part, colour: bool) -> str:
 def as_page(gathered: GatheredSamples) -> str:
     """Return the HTML page, in one file that needs no network."""
     checks = (f"<li class={'ok' if is_ok else 'look'}>{escaped(text)}</li>" for is_ok, text in gathered.checks)
-    mark = "expected answer" if gathered.are_prompts else "learned from"
+    mark = "expected answer" if gathered.are_prompts else "supervised"
     legend = (
-        f"<p class=tokens><span class=learned>{mark}</span> <span class='learned bad'>to become less likely</span>"
-        " <span>read only</span> <span class=special>special token</span></p>"
+        f"<p class=tokens><span class=supervised>{mark}</span> <span class='supervised bad'>rejected</span>"
+        " <span>masked</span> <span class=special>special token</span></p>"
     )
     parts = [
         f"<h1>{escaped(gathered.title)}</h1>",
@@ -123,7 +123,7 @@ def _page_sample(sample: ShownSample) -> str:
 
 def _page_run(run: list[Token], part: Part) -> str:
     first = run[0]
-    style = ("learned bad" if part.is_bad else "learned") if first.weight else ""
+    style = ("supervised bad" if part.is_bad else "supervised") if first.weight else ""
     tokens = ""
     for token in run:
         tokens += f"<b{' class=special' if token.is_special else ''}>{escaped(token.text)}</b>" if token.text else ""

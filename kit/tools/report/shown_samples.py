@@ -37,7 +37,7 @@ class Part:
 
     name: str  # empty if it is all
     tokens: list[Token]
-    is_bad: bool  # an answer that is to become less likely
+    is_bad: bool  # a rejected or undesirable answer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ Sequences = Sequence[tuple[np.ndarray, np.ndarray]]  # ids [T] and weights [T]; 
 def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -> list[ShownSample]:
     """Return ``num`` samples spread over the data, then some rows that were skipped.
 
-    With 0, none is shown. Of prompts what the model gets is shown, and the answer that is expected, which is marked.
+    With 0, none is shown. For rollouts the prompt is shown, with the expected answer, which is marked.
     """
     if not num:
         return []
@@ -66,7 +66,7 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
             start, end = train.answer_spans[i]
             sequences = [(sequences[0][0][:end], np.arange(end) >= start)]
         kind, names = train.kind, train.kind.names(train, i)
-        word = "expected" if are_prompts else "pooled" if kind.pools else "learned"
+        word = "expected" if are_prompts else "pooled" if kind.pools else "supervised"
         about = _counted(sequences, word, names, kind.pools) + kind.about(train, i)
         parts = [
             Part(name, tokens_of(*sequence, tokenizer), kind.is_bad(train, i, name))
@@ -96,8 +96,8 @@ def _spread(dataset_ids: np.ndarray, num: int) -> list[int]:
 def _counted(sequences: Sequences, word: str, names: Sequence[str], pooled: bool) -> str:
     counts = []
     for ids, weights in sequences:
-        learned = int((weights[not pooled :] > 0).sum())
-        counts.append(f"{len(ids):,} tokens, {learned:,} {word} ({learned / len(ids):.0%})")
+        marked = int((weights[not pooled :] > 0).sum())
+        counts.append(f"{len(ids):,} tokens, {marked:,} {word} ({marked / len(ids):.0%})")
     return "; ".join(f"{name} {count}".lstrip() for name, count in zip(names, counts, strict=True))
 
 

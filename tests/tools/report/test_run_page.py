@@ -26,7 +26,14 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     assert write_report(folder) == folder / "report.html"
     page = (folder / "report.html").read_text()
     ordered = ["not finished: 5 of 9 steps", "changed: seed: &lt;1&gt;", "<dd>50.0% → 50.0%</dd>", "<h2>Warnings"]
-    ordered += ["<h2>Curves", "<figcaption>loss", "<h2>Steps to look at", "d:1", "<h2>Answers", "2 &lt; 3?"]
+    ordered += [
+        "<h2>Curves",
+        "<figcaption>loss",
+        "<h2>Loss spikes and skipped steps",
+        "d:1",
+        "<h2>Generated answers",
+        "2 &lt; 3?",
+    ]
     ordered += ["&lt;script&gt;no", ">yes</td>", "<h2>Run<", "FSDP2 on CPU, 2 processes", "<h2>Data<", "<h2>Recipe"]
     ordered += ["&lt;b&gt;.jsonl", "<h2>Versions", "2.13.0"]
     at = -1
@@ -43,7 +50,7 @@ def test_a_run_that_had_no_step_yet_and_one_of_many_odd_steps(tmp_path):
     assert "0 of 9 steps" in report_page([read_reported_run(tmp_path)])
     odd = [step_row(i, loss_spike=3.0, samples=[f"s{i}."]) for i in range(1, MOST_ODD + 9)]
     page = report_page([opened(tmp_path, odd)])
-    assert "s100." in page and "s101." not in page and f"{MOST_ODD + 8}, the first is 1" in page
+    assert "s100." in page and "s101." not in page and f"{MOST_ODD + 8}, the first at step 1" in page
 
 
 def test_the_status_says_how_far_it_came_and_a_report_at_the_end_never_fails(tmp_path, monkeypatch, capsys):
@@ -69,18 +76,18 @@ def test_remarks_follow_from_the_metrics(tmp_path):
     assert remarks(opened(tmp_path / "good", good, finished_steps=30)) == []
     dpo = {"objective": "dpo"}
     cases = [
-        ([step_row(1), {"step": 2, "nonfinite": "nan", "samples": []}], {}, "Steps to look at (skipped"),
+        ([step_row(1), {"step": 2, "nonfinite": "nan", "samples": []}], {}, "Skipped steps (NaN or Inf"),
         ([step_row(step, loss=2.0) for step in MANY], {}, "The training loss did not fall: 2 in"),
         ([evaluation_row(2, eval_loss=1.0), evaluation_row(4)], {}, "The model overfits"),
         (
-            [evaluation_row(4, answers=answers("x"), num_answers=35, num_unended_answers=30)],
+            [evaluation_row(4, answers=answers("x"), num_answers=35, num_truncated_answers=30)],
             {},
             "30 of 35 answers did not end within",
         ),
         ([step_row(step, data_wait_share=0.3) for step in MANY], {}, "30% of the time was spent waiting for data"),
         ([step_row(step, padding_share=0.4) for step in MANY], {}, "40% of the computed tokens were padding"),
         ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.5)], dpo, "The accuracy is not above chance: 50.0% of the"),
-        ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.9, -50.0)], dpo, "The chosen answers became less likely"),
+        ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.9, -50.0)], dpo, "Likelihood displacement: the log-prob"),
     ]
     for rows, recipe, text in cases:
         found = remarks(opened(tmp_path / "run", rows, recipe=recipe))
@@ -92,7 +99,7 @@ def test_a_run_with_rewards_shows_them_first_and_the_answers_of_its_first_and_la
     runs = [opened(tmp_path / name, map(rollout_row, MANY), recipe=GRPO) for name in "ab"]
     for shown in map(report_page, (runs, runs[:1])):
         assert re.findall("<figcaption>([^<]*)", shown)[:2] == ["reward", "rewards/exact_match"]
-    cells = re.findall("<td.*?>(.*?)</td>", shown.partition("Answers that it learned from")[2])
+    cells = re.findall("<td.*?>(.*?)</td>", shown.partition("Rollout samples")[2])
     assert cells[:10] == ["1", "ask 1", "&lt;yes&gt;", "no", "0.5", "", "", "", "maybe", "0.5"]
     assert cells[10] == "30" and results(runs)[1]["reward"] == "0.0100 → 0.3000"
 
@@ -100,9 +107,9 @@ def test_a_run_with_rewards_shows_them_first_and_the_answers_of_its_first_and_la
 def test_remarks_about_rewards(tmp_path):
     for changes, text in (
         ({"loss": 2.0}, ""),  # that it does not fall says nothing
-        ({"frac_reward_zero_std": 0.9}, "90% of the last prompts had answers of one and the same reward"),
-        ({"completions/clipped_ratio": 0.6}, "60% of the last answers were cut at max_new_tokens: raise"),
-        ({"rewards/overlong/failed": 4}, "The reward overlong failed for 120 answers, which were left out."),
+        ({"frac_reward_zero_std": 0.9}, "90% of the last groups had zero reward variance"),
+        ({"completions/clipped_ratio": 0.6}, "60% of the last completions were truncated at max_new_tokens: raise"),
+        ({"rewards/overlong/failed": 4}, "The reward overlong failed for 120 completions, which were dropped."),
     ):
         found = remarks(opened(tmp_path, [rollout_row(step, **changes) for step in MANY], recipe=GRPO))
         assert "".join(found).startswith(text) and len(found) == bool(text)

@@ -52,12 +52,12 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     text = as_text(gathered, colour=False)
     assert re.findall(r"\[\[(.*?)\]\](?: (x[\d.]+))?", text) == [("Hello<|im_end|>", ""), ("Bye now<|im_end|>", "x0.5")]
     assert "<|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user" in text
-    learned = re.findall("<span class='learned'>(.*?)</span>", as_page(gathered), re.S)
+    learned = re.findall("<span class='supervised'>(.*?)</span>", as_page(gathered), re.S)
     assert list(map(plain, learned)) == ["Hello&lt;|im_end|&gt;", "Bye now&lt;|im_end|&gt; x0.5"]
     write(tmp_path / "ids.jsonl", {"input_ids": [1, 5, 6, 7]})  # nothing predicts the first token
     weights = [token.weight for token in looked(tokenizer, dataset="ids.jsonl").samples[0].parts[0].tokens]
     assert weights == [0, 1, 1, 1]
-    assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 learned" in text
+    assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 supervised" in text
     assert "not used: messages.id (100.0% of the rows), source (100.0% of the rows)" in text
 
 
@@ -66,7 +66,12 @@ def test_rows_that_were_cut_or_left_out_are_counted_and_skipped_ones_named_with_
     good = (chat(f"Hi {i}", "Hello") for i in range(58))
     write(tmp_path / "train.jsonl", *long, *good, {"messages": "<script>"}, "{broken")
     gathered = looked(tokenizer, 1, on_bad_row="skip", max_length=40, **CHATML)
-    for counted in ("59 samples, half of", "2 of 60 samples cut", "1 of 60 samples dropped", "skipped_rows.jsonl"):
+    for counted in (
+        "59 samples, half of",
+        "2 of 60 samples truncated",
+        "1 of 60 samples dropped",
+        "skipped_rows.jsonl",
+    ):
         assert counted in "".join(gathered.notes)
     assert looked(tokenizer, 0, on_bad_row="skip", max_length=40, **CHATML).samples == []
     shown = {sample.origin: sample.about for sample in gathered.samples[1:]}
@@ -99,7 +104,7 @@ def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, t
     assert "user\n<script><|im_end|>" in rejected and "[[It is awful<|im_end|>]]" in rejected
     text, page = as_text(gathered, colour=True), as_page(gathered)
     assert "\x1b[32mIt is well" in text and "\x1b[31mIt is awful" in text  # green and red
-    assert "<span class='learned bad'><b>" in page and page.count("<script") == 1
+    assert "<span class='supervised bad'><b>" in page and page.count("<script") == 1
     assert "the chosen answer is the longer one in 0.0% of the pairs" in checks(gathered)
     write(tmp_path / "train.jsonl", rated("Hi", "Hello", True), rated("Ho", "Bye", False))
     gathered = looked(tokenizer, 2, **KTO)
@@ -113,7 +118,7 @@ def test_of_prompts_what_the_model_gets_is_shown_and_only_the_expected_answer_is
     text = as_text(gathered, colour=False)
     assert "assistant\nHello<|im_end|>\n<|im_start|>user" in text and "1 of 3 samples have no" in text
     assert text.count("assistant\n[[Bye now<|im_end|>]]") == 2 == text.count("[[") == text.count(" expected (")
-    assert "expected answer" in as_page(gathered) and not re.search("learned|teach|packs|supervised", text)
+    assert "expected answer" in as_page(gathered) and not re.search("stop|packs|supervised", text)
 
 
 def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
@@ -137,7 +142,7 @@ def test_checks_find_common_mistakes(tmp_path, tokenizer):
         text for text, is_ok in checks(looked(tokenizer, eval_dataset="eval.jsonl", **CHATML)).items() if not is_ok
     }
     assert wrong == {
-        "1 samples learn a special token in the middle of an answer: train.jsonl:11",
+        "1 samples have a supervised special token within an answer: train.jsonl:11",
         "2 samples occur more than once: train.jsonl:5, train.jsonl:10",
         "1 of 2 evaluation samples are in the training data",
     }
@@ -147,6 +152,6 @@ def test_checks_find_common_mistakes(tmp_path, tokenizer):
     first = "train.jsonl:1, train.jsonl:2, train.jsonl:3, train.jsonl:4, train.jsonl:5, ..."
     assert (
         found[f"9 samples begin with <bos> twice: {first}"]
-        is found[f"9 samples do not teach to stop: {first}"]
+        is found[f"9 samples are not trained to stop: {first}"]
         is False
     )
