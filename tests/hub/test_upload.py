@@ -78,7 +78,7 @@ def test_a_hub_out_of_reach_is_said(hub, monkeypatch):
 def test_a_base_in_a_folder_is_said_with_what_else_is_wrong(hub, model_folder):
     said = refusal("nobody/x", str(model_folder))
     assert f"the model card must name the base, and {model_folder} is a folder" in said
-    assert "`kit push --base_model ID`" in said and "nobody: has no such member" in said
+    assert "`kit push RUN --base_model ID`" in said and "nobody: has no such member" in said
 
 
 def test_a_value_that_is_no_name_is_refused_without_the_hub(recipe):

@@ -69,6 +69,6 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
     status, _, said = talk()
     assert status == 2 and "--plain, which sends your text as the prompt" in said
     assert talk("--plain", "--temperature", "1", "--top_p", "0.9")[0] == 0
-    for words, says in ((["--config", "ddp"], "--config single"), (["--base"], "--base: this is a whole model")):
+    for words, says in ((["--config", "ddp"], "--config single"), (["--base"], "--base: this is a full model")):
         status, _, said = talk("--plain", *words)
         assert status == 2 and says in said
