@@ -1,4 +1,4 @@
-"""The files in ``launchers/`` start what they say: their flags and fields are right, and Slurm's queues a run again."""
+"""The files in ``launchers/`` work: flags and fields are right, and Slurm's requeues a run."""
 
 import ast
 import json

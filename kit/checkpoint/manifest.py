@@ -83,8 +83,8 @@ def find_checkpoint(
             return path
         broken.append(Problem(str(path), faults[0]))
     if broken:
-        ways = f"{lock.ANOTHER}; or --overwrite_output_dir true, which starts again from the first step"
-        raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is complete", fix=ways))
+        fix = f"{lock.ANOTHER}; or --overwrite_output_dir true, which starts again from the first step"
+        raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is complete", fix=fix))
     return None
 
 

@@ -110,8 +110,8 @@ class RunFolder:
         is_over = self._ended_early or self.finished_steps == total_steps
         if is_over and self._wanted == "auto" and self.final.is_dir():
             setting = "early_stopping_patience" if self._ended_early else "max_steps"
-            ways = f"to continue, raise {setting}; for a new run, another --output_dir"
-            say(f"this run is finished: {self.final}", ways)
+            fix = f"to continue, raise {setting}; for a new run, another --output_dir"
+            say(f"this run is finished: {self.final}", fix)
             self.push(is_stopped=is_dry)  # the first upload may have failed; files that the hub has are not sent again
             return True
         self.check_continues(first_step, total_steps)
@@ -131,8 +131,8 @@ class RunFolder:
             raise UserError("max_steps", found, expected, f"--max_steps {first_step}; or {new}")
         if self._manifest.get("weights_only"):
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot resume from it"
-            ways = f"{command_of('export.py')} writes a model to train on from, in a new run; or {new}"
-            raise UserError("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways)
+            fix = f"{command_of('export.py')} writes a model to train on from, in a new run; or {new}"
+            raise UserError("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", fix)
         if self.finished_steps and not first_step:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to resume from"
             raise UserError("output_dir", found, fix=new)

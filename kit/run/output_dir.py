@@ -55,7 +55,7 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
         raise_if(_problems_with_kinds(folder, early))
         return None
     # The kit only deletes what it wrote itself.
-    ways = f"{lock.ANOTHER}; or empty it yourself"
+    fix = f"{lock.ANOTHER}; or empty it yourself"
     try:
         if RUN_FILE in names:
             own = {lock.NAME, RUN_FILE}
@@ -65,10 +65,10 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
         old = json.loads(read_small(folder / RUN_FILE))
         record = {**old, "identity": dict(old["identity"]), "finished_steps": int(old["finished_steps"])}
     except FileNotFoundError:
-        raise UserError("output_dir", f"{folder} is not empty and holds no run", fix=ways) from None
+        raise UserError("output_dir", f"{folder} is not empty and holds no run", fix=fix) from None
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
         found = f"{folder}/run.json is no record of a run ({fault_of_record(error)})"
-        raise UserError("output_dir", found, fix=ways) from None
+        raise UserError("output_dir", found, fix=fix) from None
     lock.check_free(folder)
     if overwrites:
         raise_if(
@@ -91,14 +91,14 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     old = run_in(recipe.overwrite_output_dir, folder, recipe.inputs)
     if old is None or recipe.overwrite_output_dir:
         return 0
-    ways = f"{lock.ANOTHER}; or --overwrite_output_dir true, which deletes it"
+    fix = f"{lock.ANOTHER}; or --overwrite_output_dir true, which deletes it"
     if changed := differences(old["identity"], identity):
         was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
         if was != now:
             changed = [f"dataset: {was} -> {now}" if text == OTHER_DATA else text for text in changed]
-        raise UserError("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways)
+        raise UserError("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=fix)
     if recipe.resume_from_checkpoint == "none":
-        raise UserError("output_dir", f"{folder} holds this run already", fix=ways)
+        raise UserError("output_dir", f"{folder} holds this run already", fix=fix)
     return int(old["finished_steps"])
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint gives back every bit, under the model and optimiser it was made with and no other."""
+"""A checkpoint restores every bit, under its own model and optimiser and no other."""
 
 import pytest
 from checkpoint_helpers import build, same, save_checkpoint

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or refused by name, and nothing that is not a run's own is taken for one."""
+"""A checkpoint is complete, or refused by name; only a run's own files are part of it."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def test_a_manifest_leads_nowhere_outside_of_its_folder(saved, monkeypatch, name
     assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
 
 
-def test_weights_that_were_put_beside_those_of_a_checkpoint_are_not_taken(saved):
+def test_foreign_weights_in_a_checkpoint_are_not_read(saved):
     folder, _ = saved
     mine = next((folder / "step-00000003").glob("*.safetensors"))
     shutil.copy(mine, mine.with_name("zzz.safetensors"))
@@ -89,7 +89,7 @@ def test_a_state_of_another_form_is_refused_by_name(saved):
 # Which one to continue from
 
 
-def test_auto_takes_the_newest_whole_one_and_says_what_it_skips(saved):
+def test_auto_takes_the_newest_complete_one_and_reports_skipped_ones(saved):
     folder, _ = saved
     said = []
     assert find_checkpoint(folder, "auto", said.append) == folder / "step-00000003" and said == []
@@ -115,7 +115,7 @@ def test_a_checkpoint_asked_for_by_path_must_be_whole(saved):
 
 
 @pytest.mark.parametrize("name", [".step-00000004.partial", ".step-00000002.deleted"])
-def test_a_link_with_the_name_of_what_a_kill_left_is_deleted_and_no_more(saved, name, tmp_path):
+def test_a_link_with_the_name_of_a_leftover_is_deleted_but_not_its_target(saved, name, tmp_path):
     folder, _ = saved
     (folder / ".step-00000007.partial").mkdir()
     elsewhere = tmp_path / "elsewhere"
@@ -129,7 +129,7 @@ def test_a_link_with_the_name_of_what_a_kill_left_is_deleted_and_no_more(saved, 
     assert (elsewhere / "sub/file").read_text() == "precious" and steps(folder) == ["step-00000001"]
 
 
-def test_what_a_user_put_beside_the_checkpoints_is_neither_taken_nor_deleted(saved):
+def test_files_of_a_user_next_to_checkpoints_are_neither_read_nor_deleted(saved):
     folder, save = saved
     shutil.copytree(folder / "step-00000001", folder / "step-best")
     shutil.copytree(folder / "step-00000001", folder / "step-00000003-good")

@@ -1,4 +1,4 @@
-"""A save is complete or absent, whenever it fails, and costs a run nothing that it had."""
+"""A save is complete or absent, whenever it fails, and does not change the run."""
 
 import copy
 import errno
@@ -17,7 +17,7 @@ from kit.system.errors import UserError
 
 
 @pytest.mark.slow
-def test_only_what_trains_is_stored_and_nothing_that_could_be_unpickled(folders, tmp_path):
+def test_only_trainable_tensors_are_stored_and_no_pickles(folders, tmp_path):
     model, optimizer = build(folders["tied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
     path = save_checkpoint(model, optimizer, tmp_path, {"step": 1}, 2)
@@ -91,7 +91,7 @@ def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, momen
 
 
 @pytest.mark.slow
-def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folders, tmp_path, monkeypatch):
+def test_a_checkpoint_holds_the_moment_of_its_save_while_training_continues(folders, tmp_path, monkeypatch):
     """The save is held up until the weights have changed under it."""
     model, optimizer = build(folders["untied"], method="full")
     train(model, optimizer, [0])

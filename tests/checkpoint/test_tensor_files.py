@@ -1,4 +1,4 @@
-"""Files are plain safetensors, whatever wrote them, and hold every tensor as it was."""
+"""Files are plain safetensors, and hold every tensor unchanged."""
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -32,7 +32,7 @@ def test_the_library_reads_back_every_bit(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_what_is_written_is_read_back_also_beside_a_file_of_another_writer(tmp_path):
+def test_tensors_are_read_back_also_next_to_a_file_of_another_writer(tmp_path):
     tensors = {name: TENSORS[name].detach() for name in ("matrix", "narrow", "scalar", "number", "odd", "empty")}
     dcp.save(dict(tensors), storage_writer=TensorWriter(tmp_path / "new"), no_dist=True)
     write_tensors(tmp_path / "new/plain.safetensors", {"of another writer": torch.ones(2, 3)}, {})

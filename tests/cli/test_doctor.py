@@ -1,4 +1,4 @@
-"""``kit doctor`` as a user types it: lines while it works, and a status."""
+"""``kit doctor`` as a user types it: lines while it works, and an exit status."""
 
 from types import SimpleNamespace
 

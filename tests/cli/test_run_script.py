@@ -1,4 +1,4 @@
-"""What a start of the script printed about its failure is reported, and no process outlives the command."""
+"""The script's error message is reported, and no process outlives the command."""
 
 import signal
 import subprocess

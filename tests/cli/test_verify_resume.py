@@ -1,4 +1,4 @@
-"""``kit verify-resume`` says "exact" of what is, "no" of what is not, and leaves nothing behind."""
+"""``kit verify-resume`` reports exact and inexact resumes correctly, and leaves no files."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_a_run_that_continues_exactly_is_reported_as_exact_and_leaves_nothing(co
 
 
 @pytest.mark.slow
-def test_a_script_that_begins_again_has_not_continued_though_all_is_equal(temporary, script, capsys):
+def test_a_script_that_starts_again_has_not_resumed_though_all_is_equal(temporary, script, capsys):
     script(fake(continues=False))
     assert main(["verify-resume"]) == 1
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""However a script ends, its status is the contract's, one block says why, and what was begun is ended first."""
+"""Every end of a script has its exit status and one error message, after a clean-up."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ with exits.reporting_errors():
         ("BaseException('a panic in Rust')", 1, "rank 0 failed:\nTraceback"),
     ],
 )
-def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, status, found):
+def test_every_failure_has_its_status_and_lets_a_save_end_first(error, status, found):
     code = LEAVING.format(root=str(ROOT), error=error)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == status and found in done.stderr and done.stdout == "finished\n"

@@ -1,4 +1,4 @@
-"""A script that fails says why: memory that ran out with what it holds, lost ranks by name."""
+"""A failing script explains itself: out of memory with its contents, lost ranks by name."""
 
 import re
 from functools import partial
@@ -28,7 +28,7 @@ def explained(error):
     return next((text for explain in exits._explainers if (text := explain(error))), None)
 
 
-def test_memory_that_runs_out_is_explained_with_what_the_run_holds_by_then(guard, build):
+def test_out_of_memory_is_explained_with_the_memory_of_the_run(guard, build):
     before = explained(RuntimeError(ON_CPU))
     assert isinstance(before, UserError) and "trainable weights" not in str(before)
     model, optimizer = build()
@@ -78,7 +78,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 @pytest.mark.slow
-def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goes_on(finetune, tmp_path):
+def test_the_script_ends_with_the_message_and_the_flag_in_it_works(finetune, tmp_path):
     """Status 2 and no traceback; nothing is lost."""
     (tmp_path / "short.py").write_text(SHORT.format(script=str(ROOT / "recipes/finetune.py")))
     flags = {"per_device_train_batch_size": 8, "method": "full", "save_steps": 1}

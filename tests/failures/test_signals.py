@@ -1,4 +1,4 @@
-"""A signal stops a run after a whole step, saved; the same command then gives the run it would have been."""
+"""A signal stops a run after a whole step and a save; the same command then completes it bit for bit."""
 
 import json
 import os

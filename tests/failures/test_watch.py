@@ -1,4 +1,4 @@
-"""A rank that dies or hangs ends the run soon, by name; nothing stays behind."""
+"""A rank that exits or hangs ends the run soon, by name; no process stays."""
 
 import re
 import signal
@@ -99,7 +99,7 @@ def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, vic
     print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
 
 
-def test_ranks_that_a_launcher_starts_again_delete_nothing_and_say_what_to_type(launch):
+def test_restarted_ranks_delete_nothing_and_name_the_command(launch):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
     run = launch(launcher, config="ddp", max_steps=5000, save_steps=5, overwrite_output_dir="true")
     run.wait_for_steps(8)

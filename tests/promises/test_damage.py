@@ -1,4 +1,4 @@
-"""Disks that lie or fill up: through the real script."""
+"""Damaged and full disks, through the real script."""
 
 import resource
 import shutil

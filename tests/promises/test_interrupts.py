@@ -1,4 +1,4 @@
-"""Ctrl-C, at any time, in every form of launch: the run saves after a whole step and writes its report."""
+"""Ctrl-C at any time, under every launcher: the run saves after a whole step and writes its report."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL, wherever it is, becomes the run it would have been: equal to the last bit."""
+"""A run that is killed with SIGKILL anywhere resumes bit for bit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""No process of a run on one machine listens beyond loopback: the launchers' stores and gloo ask for no password."""
+"""No process of a run on one machine listens beyond loopback: the stores and gloo have no password."""
 
 import ipaddress
 import os

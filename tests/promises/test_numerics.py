@@ -1,4 +1,4 @@
-"""Numbers that go wrong: steps that are not finite, replicas that drift, losses that jump, adapters that stay."""
+"""NaN/Inf steps, replicas that diverge, loss spikes, adapters that do not train."""
 
 import json
 import re

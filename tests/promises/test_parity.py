@@ -1,4 +1,4 @@
-"""The topology does not change the maths: the same losses and gradient norms whatever the sharding."""
+"""The topology does not change the maths: equal losses and gradient norms under any sharding."""
 
 import pytest
 from helpers import matrix

@@ -1,4 +1,4 @@
-"""A run can be stopped after any checkpoint and goes on as if it had not been: bit for bit in the same topology."""
+"""A run resumes after any checkpoint bit for bit in the same topology."""
 
 import shutil
 

@@ -61,9 +61,9 @@ TESTS = {
         "test_verify_names_a_file_that_is_cut_altered_or_missing",
     },
     "What a stranger wrote is shown": {
-        "tests/system/test_console.py": "test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line "
-        "test_what_libraries_warn_of_and_log_is_shown_like_the_kits_own_lines test_no_other_module_prints",
-        "tests/system/test_visible.py": "test_what_a_terminal_would_act_on_is_shown_as_its_escape",
+        "tests/system/test_console.py": "test_no_output_moves_the_cursor_and_no_name_starts_a_line "
+        "test_warnings_and_logs_of_libraries_are_shown_like_the_kits_own_lines test_no_other_module_prints",
+        "tests/system/test_visible.py": "test_control_characters_are_shown_as_escapes",
         "tests/tools/report/test_page.py": "test_text_stays_text_and_cannot_drive_a_terminal",
     },
     "A report runs": {
@@ -81,7 +81,7 @@ TESTS = {
         "test_a_run_is_overwritten_only_if_asked_to",
     },
     "The cache of the kit": {
-        "tests/system/test_cache.py": "test_what_the_kit_makes_of_the_cache_is_closed_to_other_users "
+        "tests/system/test_cache.py": "test_a_new_cache_is_closed_to_other_users "
         "test_a_cache_that_anybody_may_write_to_is_warned_of "
         "test_a_cache_of_another_user_is_warned_of_but_not_one_to_which_the_group_writes",
     },
@@ -100,7 +100,7 @@ TESTS = {
     "Through a link": {
         "tests/promises/test_links.py": "test_no_link_in_a_run_of_others_leads_a_write_out_of_it",
         "tests/system/test_durable.py": "test_nothing_is_appended_through_a_link_or_to_a_pipe "
-        "test_a_file_that_replaces_a_link_is_a_new_file test_of_a_link_to_a_folder_the_link_is_deleted",
+        "test_a_file_that_replaces_a_link_is_a_new_file test_removing_a_link_to_a_folder_keeps_its_target",
     },
     "On one machine": {
         "tests/promises/test_listening.py": "test_a_run_on_one_machine_listens_on_loopback_only",
@@ -109,7 +109,7 @@ TESTS = {
         "tests/strategy/processes/test_rendezvous.py": "test_a_store_listens_on_the_address_that_it_is_given_only",
     },
     "They execute nothing": {
-        "tests/promises/test_two_hosts.py": "test_nothing_of_a_stranger_is_executed_and_a_cut_link_ends_every_process",
+        "tests/promises/test_two_hosts.py": "test_no_untrusted_input_is_executed_and_a_cut_link_ends_every_process",
         "tests/strategy/launch/test_launch.py": "test_a_public_address_is_a_warning",
     },
     "The hub is asked": {

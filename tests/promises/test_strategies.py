@@ -1,4 +1,4 @@
-"""What no other promise asks of strategies: four ranks in two copies, and buffers that belong to the weights."""
+"""HSDP with four ranks in two replicas, and persistent buffers."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Two hosts cannot disagree in silence, and none waits for ever for the other."""
+"""Two hosts cannot differ silently, and none waits for ever for the other."""
 
 import re
 import shutil
@@ -118,7 +118,7 @@ store.set("torch.rendezvous.none", base64.b64encode(pickle.dumps(Command())).dec
 
 
 @pytest.mark.parametrize("fault", matrix(["cut"], always=0, rest=["alpha", "beta"]))
-def test_nothing_of_a_stranger_is_executed_and_a_cut_link_ends_every_process(hosts, start, tmp_path, fault):
+def test_no_untrusted_input_is_executed_and_a_cut_link_ends_every_process(hosts, start, tmp_path, fault):
     """They listen in the network of the machines alone; each process of each host ends."""
     runs = [start(host, max_steps=5000, save_steps=0, eval_steps=0) for host in hosts.both]
     deadline = time.monotonic() + START

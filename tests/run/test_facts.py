@@ -1,4 +1,4 @@
-"""What every machine must share: settings and code are compared, paths by what they hold."""
+"""Every machine must have the same settings, code, and content of paths."""
 
 from kit.run import facts as facts_module
 from kit.run.facts import OWN_OF_MACHINE, compared_facts

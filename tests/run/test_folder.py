@@ -1,4 +1,4 @@
-"""Whose output folder it is: a run goes on in its own, and nothing of anybody else is touched."""
+"""The owner of an output folder: a run resumes in its own, and changes nothing of another."""
 
 import json
 import shutil
@@ -125,9 +125,7 @@ def test_a_run_does_not_continue_from_weights_only(recipe, started):
     assert look(recipe()).is_finished(1, 1)
 
 
-def test_continuing_reports_what_rounds_differently_and_deletes_later_checkpoints(
-    recipe, started, checkpoint_of, capsys
-):
+def test_resuming_reports_changes_of_rounding_and_deletes_later_checkpoints(recipe, started, checkpoint_of, capsys):
     checkpoint_of(recipe(), started / "checkpoints", 5)
     folder = look(recipe(resume_from_checkpoint=str(started / "checkpoints/step-00000001")))
     folder.begin(STRATEGY, DATA, folder.loop_state().step, 8)
@@ -169,7 +167,7 @@ def test_a_checkpoint_path_is_used_once(recipe, tmp_path, checkpoint_of):
     assert look(recipe()).checkpoint == newest
 
 
-def test_what_killed_starts_began_to_write_is_gone_when_the_run_goes_on(recipe, started):
+def test_leftovers_of_killed_starts_are_deleted_when_the_run_resumes(recipe, started):
     (started / ".final.partial").mkdir()
     (started / ".final.partial/model.safetensors").touch()
     (started / "checkpoints/.step-00000002.partial").mkdir()
@@ -202,7 +200,7 @@ def test_a_folder_that_holds_no_run_is_never_deleted(recipe, tmp_path):
         assert content(folder) == before
 
 
-def test_what_a_run_reads_is_not_overwritten_by_it(recipe, started):
+def test_a_run_does_not_overwrite_its_inputs(recipe, started):
     inside = started / "inside"
     inside.mkdir()
     for key in ("dataset", "model_name_or_path", "resume_from_checkpoint"):

@@ -1,4 +1,4 @@
-"""Answers that did not end, and samples without a question, are reported with their figures."""
+"""Truncated answers, and samples without a prompt, are reported with their figures."""
 
 from kit.run.generation_warnings import missing_prompts, truncated_answers
 

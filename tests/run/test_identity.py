@@ -1,4 +1,4 @@
-"""Two starts are one run where what a step computes is the same, but for rounding."""
+"""Two starts are one run if their steps compute the same, except for rounding."""
 
 from kit.run.identity import ROUNDING, changes, differences, identity
 
@@ -25,7 +25,7 @@ def test_other_data_and_other_weights_are_reported_in_words(recipe):
     assert differences(old, identity(recipe(), "abc", "other")) == ["the weights of model_name_or_path changed"]
 
 
-def test_what_makes_other_roundings_is_reported_and_nothing_else(recipe):
+def test_only_changes_of_rounding_are_reported(recipe):
     strategy = {"type": "ddp", "num_processes": 2, "mixed_precision": "bf16", "config": "ddp"}
     old = {"strategy": strategy, "versions": {"torch": "2.13"}, "rounding": rounding(recipe())}
     assert changes(old, {**old, "strategy": strategy | {"config": "mine"}}) == []

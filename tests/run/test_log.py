@@ -1,4 +1,4 @@
-"""Each step stands once in ``metrics.jsonl``, exactly, whatever happened before; only the main process writes."""
+"""Each step has exactly one line in ``metrics.jsonl``, also after a crash; only the main process writes."""
 
 import json
 from dataclasses import replace

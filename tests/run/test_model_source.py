@@ -1,4 +1,4 @@
-"""What lies in the folder of a run is known to be of that run, and is opened with what the run was trained with."""
+"""A path in the folder of a run opens with the settings of that run."""
 
 import json
 
@@ -28,7 +28,7 @@ def opened(final, **flags):
     return to_open(Recipe(**{"model_name_or_path": "base", "adapter_name_or_path": final, "dataset": "d"} | flags))[0]
 
 
-def test_what_a_run_was_trained_with_is_taken_from_it_but_for_what_is_given(run):
+def test_settings_come_from_the_run_except_explicit_ones(run):
     trained = {"objective": "kto", "beta": 0.3, "max_length": 77, "method": "qlora", "train_on": "last"}
     trained |= {"qat": "int4_weight_only", "qat_group_size": 8, "method": "qlora", "min_pixels": 50, "max_pixels": 99}
     final = run(**trained)
@@ -48,7 +48,7 @@ def test_what_a_run_was_trained_with_is_taken_from_it_but_for_what_is_given(run)
     assert [precision_of(path, "no") for path in (final, "base")] == ["bf16", "no"]
 
 
-def test_the_reference_is_what_the_run_began_with(run):
+def test_the_reference_model_is_the_initial_model_of_the_run(run):
     final = run(objective="kto", method="lora", beta=0.3)
     assert reference_of(final, opened(final), "lora") is None  # the base without the adapter
     final = run(objective="dpo", method="lora", adapter_name_or_path="first")

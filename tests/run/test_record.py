@@ -1,4 +1,4 @@
-"""What a run left is read back as it was, with the model its weights fit; what is no record of a run is refused."""
+"""The record of a run is read back unchanged, with the model for its weights; other files are refused."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_the_record_of_a_run_is_read_back_as_it_was(run_file):
         read_run(run_file)
 
 
-def test_what_is_no_record_of_a_run_is_refused_by_name(tmp_path):
+def test_a_file_that_is_no_record_of_a_run_is_refused_by_name(tmp_path):
     for text in ("", "[]", '{"recipe": {}, "strategy": {}}', "[" * 200_000):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(UserError, match=r"run\.json: no record of a run "):

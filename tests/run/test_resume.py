@@ -1,4 +1,4 @@
-"""Before the ranks have met, each looks at sizes only. How they hash together: tests/promises/test_damage.py."""
+"""Before the rendezvous, each rank checks sizes only. Hashing together: tests/promises/test_damage.py."""
 
 import pytest
 

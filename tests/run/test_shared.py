@@ -1,4 +1,4 @@
-"""A folder that is not the one of rank 0 is refused on the machine that has it, and nothing stays there."""
+"""An output folder other than that of rank 0 is refused on its machine, and left empty."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The starts of a run are listed as long as their steps count, each with what was changed."""
+"""The starts of a run are listed as long as their steps count, each with its changed settings."""
 
 import json
 
@@ -10,7 +10,7 @@ def record(eval_steps=0, num_processes=1, torch="2.12", **more):
     return {"recipe": {"eval_steps": eval_steps}, "strategy": strategy, "versions": {"torch": torch}, **more}
 
 
-def test_a_continued_run_says_what_was_changed():
+def test_a_resumed_run_reports_changed_settings():
     first = starts("", record(), 0)
     _, second = starts(json.dumps(record(starts=first)), record(eval_steps=10, num_processes=2, torch="2.13"), 4)
     assert second["step"] == 4

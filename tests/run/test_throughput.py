@@ -1,4 +1,4 @@
-"""A line says where the time of its steps went: to data, to padding. What is unknown is absent."""
+"""A line reports throughput and the time lost to data and padding. Unknown values are absent."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_of_all_ranks_the_longest_wait_for_data_and_the_highest_memory_count(clock):
+def test_the_longest_wait_for_data_and_the_highest_memory_of_all_ranks_count(clock):
     def total(table):
         assert table.device.type == "cpu" and not table[1].any()  # numbers of the hosts, which no device is asked for
         table[1] = torch.tensor([0.7, 2.0**50])

@@ -1,4 +1,4 @@
-"""Trackers show a run as one. What TensorBoard shows: test_log.py."""
+"""Trackers show one run after a resume. For TensorBoard: test_log.py."""
 
 from types import SimpleNamespace
 

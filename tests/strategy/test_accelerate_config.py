@@ -1,4 +1,4 @@
-"""An Accelerate config is taken as written or refused with what to write instead."""
+"""An Accelerate config is read as written, or refused with a fix."""
 
 import pytest
 from helpers import ROOT
@@ -56,7 +56,7 @@ def test_a_shipped_config_is_the_strategy_its_name_says():
         assert (settings.groups.replicas, settings.groups.shards) == (2 if "hybrid" in name else None, None), name
 
 
-def test_what_accelerate_config_writes_is_read(read):
+def test_the_output_of_accelerate_config_is_read(read):
     """The answers to `accelerate config` for one machine with four GPUs, as it writes them."""
     settings = read("""
 compute_environment: LOCAL_MACHINE
@@ -134,7 +134,7 @@ REFUSED = [
 ]
 
 
-def test_what_the_kit_does_not_support_is_refused_at_its_line_with_a_fix(refusal):
+def test_an_unsupported_key_is_refused_at_its_line_with_a_fix(refusal):
     for case in REFUSED:
         text, line, words = case
         error = refusal(text)

@@ -1,4 +1,4 @@
-"""The strategy that was asked for is the one that runs, or the run stops; a dry run says the same of it."""
+"""The run has the requested strategy, or stops; a dry run reports the same strategy."""
 
 import weakref
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_the_models_own_decoder_layer_is_sharded_unless_the_config_names_another
     assert "no MistralDecoderLayer in this model" in problem.found and "LlamaDecoderLayer" in problem.expected
 
 
-def test_layers_that_share_weights_are_refused_before_they_are_sharded_apart(llama):
+def test_layers_that_share_weights_are_refused_under_fsdp(llama):
     llama.model.layers[1].mlp = llama.model.layers[0].mlp
     (problem,) = check_strategy(topology(FSDP2), llama)
     assert "layers of LlamaForCausalLM share weights" in problem.found and problem.fix == "--config ddp"
@@ -84,7 +84,7 @@ def test_a_cpu_adds_in_one_order_without_being_asked(recipe):
     assert not torch.utils.deterministic.fill_uninitialized_memory  # for no use, and slower
 
 
-def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, recipe, llama, model):
+def test_a_dry_run_reports_the_strategy_of_the_run(accelerate_starts_afresh, recipe, llama, model):
     wanted = topology()
     accelerator, plan = start(recipe, wanted)
     assert (plan.compute_dtype, plan.device) == ("float32", "cpu")
@@ -103,7 +103,7 @@ def test_another_strategy_than_the_one_asked_for_stops_the_run(accelerate_starts
 
 
 @pytest.mark.parametrize(("tied", "found"), [(True, ["config"]), (False, [])])
-def test_towers_beside_a_tied_head_are_refused_under_fsdp1(tied, found):
+def test_towers_with_a_tied_head_are_refused_under_fsdp1(tied, found):
     settings = MethodSettings(model_name_or_path="m", method="full")
     config = tiny_config("mistral3")
     config.tie_word_embeddings = config.text_config.tie_word_embeddings = tied

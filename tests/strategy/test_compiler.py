@@ -1,4 +1,4 @@
-"""What ``torch_compile`` means on a machine, and what is refused there."""
+"""torch_compile on each device and strategy, and the refusals."""
 
 from kit.strategy import compiler
 from kit.strategy.compiler import compile_problems, resolve_compile
@@ -22,7 +22,7 @@ def test_the_recipe_decides_before_the_config_and_auto_is_for_cuda(monkeypatch, 
         assert found is compiles and bool(said) == (asked.get("torch_compile") == "auto" and not compiles), asked
 
 
-def test_what_cannot_compile_is_named_with_a_way_out(monkeypatch):
+def test_unsupported_compiling_is_named_with_a_fix(monkeypatch):
     monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     for device_type, strategy, words in (
         ("cuda", SINGLE, "needs triton"),

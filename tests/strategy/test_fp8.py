@@ -1,4 +1,4 @@
-"""Products of 8 bits are computed, or the run ends with the reason. The GPUs are torch's answers about them."""
+"""FP8 matmuls run, or the run stops with the reason. The GPUs are torch's answers about them."""
 
 from helpers import with_gpus
 

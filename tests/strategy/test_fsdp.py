@@ -1,4 +1,4 @@
-"""FSDP shards the layers that it should, computes in the precision of the config, and adds gradients up in fp32."""
+"""FSDP shards the right layers, computes in the precision of the config, and accumulates gradients in fp32."""
 
 import os
 
@@ -39,7 +39,7 @@ def test_layers_compute_in_bf16_and_gradients_add_up_in_fp32():
         assert fsdp_plugin(topology(strategy, mixed_precision="no")).mixed_precision_policy is None
 
 
-def test_neighbours_share_a_copy_and_ranks_of_other_copies_hold_the_same_shard(model):
+def test_neighbours_share_a_replica_and_ranks_of_other_replicas_hold_the_same_shard(model):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)

@@ -1,4 +1,4 @@
-"""Gradients are those of all micro-batches of a step, and of no other pass; so is their norm."""
+"""Gradient accumulation: gradients and their norm are those of all micro-batches of a step, and of no other pass."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Groups of processes are taken as Accelerate's keys say, or refused with what to write instead."""
+"""Process groups of HSDP follow Accelerate's keys, or are refused with a fix."""
 
 from kit.strategy.parallelism import GroupSizes, group_sizes
 

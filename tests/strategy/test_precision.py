@@ -1,4 +1,4 @@
-"""A run in float32 on a GPU says so and what changes it; bf16 that a GPU does not have, and fp16, are refused.
+"""A run in float32 on a GPU reports that with a remedy; missing bf16, and fp16, are refused.
 
 The GPUs are torch's answers about them. No number of a T4 was measured.
 """
@@ -33,7 +33,7 @@ def on(monkeypatch):
     return on
 
 
-def test_a_gpu_says_what_it_could_do_better(on):
+def test_a_gpu_in_float32_is_reported_with_a_remedy(on):
     for gpu, has_bf16 in GPUS.items():
         topology = on(gpu, HYBRID)
         (without_config,) = describe_precision(topology, None)

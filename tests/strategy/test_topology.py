@@ -1,4 +1,4 @@
-"""What runs is said in one line, and is the same after it was written down; what would take less memory is known."""
+"""The strategy of a run in one line and in run.json."""
 
 import json
 
@@ -15,7 +15,7 @@ def recipe(**settings):
     return Recipe(model_name_or_path="m", dataset="d", **settings)
 
 
-def test_one_line_says_what_runs():
+def test_one_line_describes_the_strategy():
     cases = [
         (
             {"type": "fsdp2", "num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},

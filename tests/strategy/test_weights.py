@@ -1,4 +1,4 @@
-"""Weights have their plain names and whole values under every wrapper."""
+"""Weights have their plain names and full values under every wrapper."""
 
 from types import SimpleNamespace
 
@@ -57,7 +57,7 @@ def test_a_model_whose_config_asks_for_the_loss_of_routers_generates(accelerator
     assert model.config.output_router_logits
 
 
-def test_a_shard_begins_at_its_position_in_the_whole_weight():
+def test_a_shard_starts_at_its_position_in_the_full_weight():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

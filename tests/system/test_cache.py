@@ -1,4 +1,4 @@
-"""What the cache remembers of a file is of its content; an entry is whole, or it is not there."""
+"""Stored hashes of files follow their content; an entry is complete or absent."""
 
 import errno
 import os
@@ -104,7 +104,7 @@ def test_an_array_of_addresses_is_not_opened(folder):
 # Who may read and write it
 
 
-def test_what_the_kit_makes_of_the_cache_is_closed_to_other_users(tmp_path, monkeypatch):
+def test_a_new_cache_is_closed_to_other_users(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_CACHE", str(tmp_path / "new" / "cache"))
     with cache.locked(cache.cache_folder() / "samples/ab"):
         pass
@@ -133,7 +133,7 @@ def test_a_cache_of_another_user_is_warned_of_but_not_one_to_which_the_group_wri
 # Removing
 
 
-def test_what_a_killed_process_left_is_deleted_by_the_next(folder):
+def test_leftovers_of_a_killed_process_are_deleted_by_the_next(folder):
     left = folder.with_name(".ab.1234")
     left.mkdir()
     (left / "ids.bin").touch()

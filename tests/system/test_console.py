@@ -1,4 +1,4 @@
-"""One process of a run speaks, without credentials, and goes on when nobody listens any more."""
+"""Only the main process prints, without credentials, and continues after its output is closed."""
 
 import ast
 import os
@@ -37,7 +37,7 @@ def test_no_line_holds_a_credential(monkeypatch, capsys):
     assert capsys.readouterr().out == "GET https://***@host/a with ***\n" * 2
 
 
-def test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line(monkeypatch, capsys):
+def test_no_output_moves_the_cursor_and_no_name_starts_a_line(monkeypatch, capsys):
     console.say(HOSTILE, joined(["one", HOSTILE]))
     console.show(HOSTILE)
     console.show_error(HOSTILE)
@@ -52,7 +52,7 @@ def test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line(monk
     assert output.err == f"{text}\n{SHOWN} ...\nusage: p [-h]\np: error: unrecognized arguments: {SHOWN}\n"
 
 
-def test_what_takes_long_is_reported_where_no_progress_bar_is_seen():
+def test_long_work_is_reported_without_a_progress_bar():
     code = """
 import time
 from kit.system import console
@@ -67,7 +67,7 @@ for item in console.progress(range(3), "evaluation", 3):
     assert re.fullmatch(r"evaluation: 1 of 3, \d+ s so far\n", line)
 
 
-def test_what_libraries_warn_of_and_log_is_shown_like_the_kits_own_lines():
+def test_warnings_and_logs_of_libraries_are_shown_like_the_kits_own_lines():
     code = f"""
 import logging, warnings
 from kit.system.console import guard_libraries
@@ -107,7 +107,7 @@ def test_no_other_module_prints():
     assert found == {}
 
 
-def test_what_a_terminal_cannot_write_is_shown_as_a_question_mark():
+def test_characters_that_a_terminal_cannot_write_are_question_marks():
     code = "from kit.system import console\nconsole.show('caf\u00e9 \U0001f600')\nconsole.show('end')"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "latin-1"})

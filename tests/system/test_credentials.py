@@ -1,4 +1,4 @@
-"""A credential is hidden wherever it stands in text and however it is written; what only looks like one is not."""
+"""A credential is hidden anywhere in text and in any encoding; similar text is not."""
 
 import json
 from html import escape

@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, on the disk before its name says so, and nowhere but at its path."""
+"""A file is the old one or the new one, on the disk before its name, and only at its path."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_it_retur
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_what_fails_leaves_the_old_content(tmp_path, monkeypatch, moment):
+def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch, moment):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
@@ -85,7 +85,7 @@ def test_nothing_is_appended_through_a_link_or_to_a_pipe(tmp_path, precious):
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 
-def test_of_a_link_to_a_folder_the_link_is_deleted(tmp_path, precious):
+def test_removing_a_link_to_a_folder_keeps_its_target(tmp_path, precious):
     (tmp_path / "final").symlink_to(precious.parent)
     durable.make_afresh(tmp_path / "final")
     assert not (tmp_path / "final").is_symlink() and not os.listdir(tmp_path / "final")

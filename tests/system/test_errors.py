@@ -1,4 +1,4 @@
-"""All that is wrong is reported at once, each problem with where it is and how to fix it."""
+"""All problems are reported at once, each with its place and a fix."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kit.system.errors import Problem, Problems, UserError, did_you_mean, did_yo
 from kit.system.visible import joined
 
 
-def test_a_problem_says_where_what_was_found_what_was_expected_and_what_to_do():
+def test_a_problem_has_a_place_found_expected_and_a_fix():
     assert str(Problem("seed", "found 'x'")) == "seed: found 'x'"
     whole = Problem("--seed", "found 'x'", "whole number from 0", "leave it out")
     assert str(whole) == "--seed: found 'x'; expected whole number from 0\n    -> leave it out"
@@ -51,14 +51,14 @@ def test_problems_of_several_checks_are_reported_together_and_other_errors_pass(
     raise_if(problem for problem in ())
 
 
-def test_a_hint_is_given_for_what_is_nearly_a_word():
+def test_a_similar_word_gives_a_hint():
     assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == "did you mean 'learning_rate'?"
     assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
     assert did_you_mean_path("data/trian.jsonl", ["train.csv", "train.jsonl"]) == "did you mean 'data/train.jsonl'?"
     assert did_you_mean_path("data/nope.jsonl", ["pics.jsonl"]) == ""  # an ending makes no name alike
 
 
-def test_values_are_called_what_json_calls_them():
+def test_values_have_the_names_of_json_types():
     cases = [
         (None, "null"),
         (True, "true"),

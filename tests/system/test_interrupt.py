@@ -1,4 +1,4 @@
-"""Ctrl-C before anything was begun ends the process, also while a library that ignores it is imported."""
+"""Ctrl-C before any work ends the process, also while a library that ignores it is imported."""
 
 import signal
 import subprocess
@@ -34,7 +34,7 @@ def hear():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_ctrl_c_ends_what_has_begun_nothing_in_order_what_has_and_not_what_ignores_it():
+def test_ctrl_c_ends_a_process_at_once_or_after_a_clean_up_unless_ignored():
     assert ran() == (-signal.SIGINT, "", "")
     assert ran(between="interrupt.raise_on_ctrl_c()") == (0, "ignored KeyboardInterrupt\n", "")
     assert ran(before="signal.signal(signal.SIGINT, signal.SIG_IGN)") == (0, "went on\n", "")

@@ -1,4 +1,4 @@
-"""A folder is one process's for as long as that lives, and the next one knows how it ended."""
+"""One process holds a folder for its lifetime; the next one knows how it ended."""
 
 import os
 import subprocess

@@ -1,9 +1,9 @@
-"""What strangers write is read as they wrote it, and does nothing to a terminal."""
+"""Untrusted text is shown completely, and has no effect on a terminal."""
 
 from kit.system.visible import Layout, joined, one_line, visible
 
 
-def test_what_a_terminal_would_act_on_is_shown_as_its_escape():
+def test_control_characters_are_shown_as_escapes():
     cases = [
         ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
         ("over\rwritten", r"over\rwritten"),
@@ -34,7 +34,7 @@ def test_letters_of_all_scripts_stay_as_they_are():
         assert visible(text) == one_line(text) == text, text
 
 
-def test_a_line_break_begins_a_line_only_where_the_layout_is_the_kits_own():
+def test_a_line_break_starts_a_line_only_in_a_layout_of_the_kit():
     assert visible("a\nb") == "a\nb" and one_line("a\nb") == r"a\nb"
     both = joined(["a\nb", "c\x1b"], "\n  ")
     assert both == "a\\nb\n  c\\x1b" and one_line(both) == both and isinstance(one_line(both), Layout)

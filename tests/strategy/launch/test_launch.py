@@ -1,4 +1,4 @@
-"""However a command is started, the same topology comes up, or the command that works is printed."""
+"""Every way to start a command gives the same topology, or an error with the command that works."""
 
 import os
 import re
@@ -154,7 +154,7 @@ def test_one_torchrun_rank_of_a_single_config_is_a_plain_process(resolve):
     assert not [name for name in os.environ if "RANK" in name or "WORLD" in name or "MASTER" in name]
 
 
-def test_before_anything_slow_it_is_said_what_will_be_done(resolve, capsys):
+def test_a_summary_is_printed_before_slow_imports(resolve, capsys):
     resolve("--config", "fsdp", "--output_dir", "mine", gpus=2)
     said = "fine-tuning tiny (full, FSDP2), output_dir mine\n"
     assert capsys.readouterr().out == said  # once: not again by the ranks
@@ -201,7 +201,7 @@ LEFT_OVER = {
 }
 
 
-def test_what_an_earlier_launch_left_does_not_leak_into_a_config(resolve):
+def test_variables_of_an_earlier_launch_do_not_leak_into_a_config(resolve):
     for config in ("single", "ddp", "fsdp", "fsdp_offload", "fsdp1"):
         assert resolve("--config", config, env=LEFT_OVER, gpus=2) == resolve("--config", config, gpus=2), config
         assert resolve("--config", config, env=LEFT_OVER | ranks(1), gpus=2).num_processes == 1, config
@@ -234,7 +234,7 @@ def test_more_processes_than_gpus_are_refused(resolve):
     assert "4 on a machine with 2 GPUs" in str(refusal(resolve, "--config", "ddp", env=ranks(4), gpus=2))
 
 
-def test_the_same_command_on_several_machines_starts_the_share_of_each(resolve, config_file):
+def test_the_same_command_on_several_machines_starts_the_ranks_of_each(resolve, config_file):
     text = "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n"
     assert "main_process_ip: missing" in str(refusal(resolve, "--config", config_file(text), gpus=4))
     for address, is_host in (("192.0.2.7", 0), (own_address(), 1)):
@@ -271,7 +271,7 @@ def own_address():
     pytest.skip("this machine has no network")
 
 
-def test_what_a_launcher_asks_for_is_refused_as_in_a_config(resolve):
+def test_unsupported_settings_of_a_launcher_are_refused_as_in_a_config(resolve):
     assert "DEEPSPEED" in str(refusal(resolve, env={"ACCELERATE_USE_DEEPSPEED": "true"} | ranks(2)))
     env = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
     assert "NO_WRAP" in str(refusal(resolve, env=env | ranks(2)))

@@ -1,4 +1,4 @@
-"""Ranks compare what they are, in one exchange, before they connect to each other."""
+"""Ranks compare their facts in one exchange, before they connect to each other."""
 
 import socket
 import threading

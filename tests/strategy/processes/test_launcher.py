@@ -1,4 +1,4 @@
-"""What a launcher does to its ranks: ends them, dies before them, and ends as they ended."""
+"""Launchers and their ranks: signals, early ends, exit statuses."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def test_a_command_without_a_launcher_is_not_ended(monkeypatch):
     assert "KIT_ACCELERATE_PID" not in os.environ and not launcher_has_ended()
 
 
-def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch):
+def test_flags_of_accelerate_stand_before_the_script(monkeypatch):
     cases = {
         "python accelerate launch --num_processes 4 run.py --num_processes 2": 4,
         "python -m accelerate.commands.launch --num-processes=3 run.py": 3,
@@ -77,7 +77,7 @@ def torchrun(tmp_path):
     ("code", "status", "said"),
     matrix([(MISTAKE, 2, "error: mine\n"), (KILLED, 137, "\nerror: rank 1 was killed by SIGKILL, as Linux does")], 2),
 )
-def test_the_status_is_that_of_the_rank_and_only_the_rank_speaks(torchrun, code, status, said):
+def test_the_status_is_that_of_the_rank_and_only_the_rank_prints(torchrun, code, status, said):
     process = torchrun(code)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (status, "") and err.startswith(said) and "Traceback" not in err

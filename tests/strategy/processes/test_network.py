@@ -1,4 +1,4 @@
-"""Names that other machines cannot use are found, with the interface to set instead."""
+"""Host names that other machines cannot reach are found, with the interface to set."""
 
 import socket
 

@@ -36,7 +36,7 @@ def rank_of_two(monkeypatch):
 
 
 @pytest.mark.slow
-def test_ranks_that_did_not_come_in_time_are_named(rank_of_two):
+def test_ranks_that_did_not_join_in_time_are_named(rank_of_two):
     rank_of_two(0, free_port())
     with pytest.raises(TrainingError, match=r"not all 2 processes joined within 1 s \(--ddp_timeout\): rank 1 did not"):
         join_group("gloo", 1)
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken_is_a_users_problem(rank_of_two):
             join_group("gloo", 1)
 
 
-def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):
+def test_a_lost_store_is_named_by_its_address(rank_of_two, monkeypatch):
     """As when the cable is pulled while the ranks connect; also for ranks whose launcher kept the store."""
     port = free_port()
     rank_of_two(1, port)

@@ -1,4 +1,4 @@
-"""Ranks that do not answer, differ or add up wrongly are named, in time. Each fault is put into real ranks on gloo."""
+"""Ranks that hang, differ or sum wrongly are named in time. Each fault is injected into real ranks on gloo."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What stops a run on a machine is named, one fault at a time; a model that cannot be opened takes no other check."""
+"""Faults of a machine are named, one at a time; a model that cannot be opened blocks no other check."""
 
 import re
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A result is shown when its check ends; whatever a check raises is a result; one failure decides the exit status."""
+"""A result is shown when its check ends; any exception is a result; one failure decides the exit status."""
 
 from kit.system.errors import Problem, UserError
 from kit.tools.doctor.result import CheckWarning, Report

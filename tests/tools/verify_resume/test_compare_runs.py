@@ -1,4 +1,4 @@
-"""Two runs are the same if every bit of them is, and steps were done after the kill."""
+"""Two runs are equal if every bit is, and steps were done after the kill."""
 
 import json
 
