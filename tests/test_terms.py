@@ -8,13 +8,14 @@ from kit.config.recipe import PACKAGE, ROOT
 
 # As people type them into a search box.
 TERMS = """
-    sequence parallelism, classification head, value head|reward model, contrastive, bi-encoder, cross-encoder, knowledge
-    distillation, on-policy distillation, gradient accumulation, load balancing, vision encoder, vision tower, function
-    calling, tool calling, tool use, loss mask, hard negatives, importance sampling, KL penalty, reference model, policy,
-    vision-language model, multi-turn, multimodal, preference optimisation, padding-free, mixed precision, activation
-    checkpointing, learning-rate sweep, quantisation, classifier, soft labels, world size, advantage, policy gradient,
-    system prompt, throughput, hyperparameters, early stopping, weight decay, LoRA, QLoRA, DPO, KTO, ORPO, GRPO, FSDP, DDP,
-    HSDP, packing, chat template, tokenizer, tensor parallelism, checkpoint
+    sequence parallelism, classification head, value head|reward model, contrastive, bi-encoder, cross-encoder,
+    knowledge distillation, on-policy distillation, gradient accumulation, load balancing, vision encoder,
+    vision tower, function calling, tool calling, tool use, loss mask, hard negatives, importance sampling, KL
+    penalty, reference model, policy, vision-language model, multi-turn, multimodal, preference optimisation,
+    padding-free, mixed precision, activation checkpointing, learning-rate sweep, quantisation, classifier, soft
+    labels, world size, advantage, policy gradient, system prompt, throughput, hyperparameters, early stopping,
+    weight decay, LoRA, QLoRA, DPO, KTO, ORPO, GRPO, FSDP, DDP, HSDP, packing, chat template, tokenizer, tensor
+    parallelism, checkpoint
 """
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 SOURCES = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.yaml"), *ROOT.glob("recipes/*")]
