@@ -11,7 +11,7 @@ from kit.system.console import Parser, show
 from kit.system.errors import UserError
 from kit.system.visible import joined
 
-HELP = "list, verify or prune the cache"
+HELP = "list, verify or prune the cache: tokenised data and stored log-probabilities"
 _FOLDERS = ("samples", "references", "teachers")  # of the cache, with entries
 
 

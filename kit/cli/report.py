@@ -15,7 +15,7 @@ COMPARISON = "comparison.html"
 
 
 def run(argv: list[str]) -> int:
-    """Write the page of one run into its folder, or that of several runs beside them; or either into ``--output``.
+    """Write the page of one run into its folder, or that of several runs next to them; or either to ``--output``.
 
     Raises:
         UserError: a folder holds no run or no metrics, or the page cannot be written.

@@ -5,7 +5,7 @@ import json
 from kit.config.json_schema import recipe_schema
 from kit.system.console import Parser, show
 
-HELP = "print the JSON schema of recipes, by which editors complete and check them"
+HELP = "print the JSON schema of recipes, for completion and checks in editors"
 
 
 def run(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 import re
 
-# Those that were trained, saved, opened again and merged beside peft's own use of them: benchmarks/adapters.py.
+# Those that were trained, saved, opened again and merged, and compared with peft itself: benchmarks/adapters.py.
 ADAPTER_TYPES = "lora oft c3a fourierft gralora hira hra ia3 loha lokr miss road vera".split()
 
 

@@ -45,7 +45,7 @@ class Request:
     notes: list[str] = field(default_factory=list)  # lines for the user, such as which of two values is taken
 
 
-ABOUT = "Fine-tune a language model. Each flag below Launch is also a key of the recipe file, which flags override."
+ABOUT = "Fine-tune a language model. Flags below the group Launch are also keys of a recipe file; flags override it."
 
 
 def read_command_line(
@@ -239,4 +239,6 @@ def print_help(about: str = ABOUT, first: Sequence[str] = ()) -> NoReturn:
 def _shown_default(value: Any) -> str:
     if value is None or value == [] or value == {}:
         return "none"
+    if isinstance(value, list):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -34,7 +34,7 @@ class DatasetEntry(BaseModel):
     split: str | None = _data(None, "split of a hub id or a folder with splits")
     revision: str | None = _data(None, "branch, tag or commit of a hub id")
     columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
-        None, "names of columns", expected="column=field, separated by commas, each column once"
+        None, "column mapping", expected="column=field, separated by commas, each column once"
     )
     prompt_format: Annotated[str, StringConstraints(strip_whitespace=False), AfterValidator(checked_format)] | None = (
         _data(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 
 class Optimiser(NamedTuple):
-    """What is known of an optimiser by its name."""
+    """Properties of an optimiser."""
 
     # Builds it from the model, the parameter groups, the settings, the peak learning rate and the seed.
     build: str = "kit.train.optim.optim.torch_adamw"

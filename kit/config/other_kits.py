@@ -1,4 +1,4 @@
-"""What the keys of other kits are here: tables in ``kits/``, one a kit and one of what they share.
+"""The meaning of other kits' keys: tables in ``kits/``, one per kit and one that they share.
 
 Plain Python and PyYAML. Promise: a table is read only where a key is found that is no setting of this kit. The hint for
 a mistyped key and ``kit convert`` read the same tables; ``kits/common.yaml`` says what each section means.
@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).with_name("kits")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a key with its value is here.
+    """The meaning of another kit's key with its value.
 
     Attributes:
         kind: ``settings`` of ours, ``nothing`` (null, empty or off), or why it has none: the name of a section.

@@ -130,7 +130,7 @@ def _as_none(model: type[BaseModel], name: str, value: Any) -> Any:
 def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
     """Return a problem for each setting that holds a credential.
 
-    A run stores its settings beside the model, and models are passed on.
+    A run stores its settings next to the model, and models are shared.
     """
     fix = "remove it: the hub and the trackers read credentials from the environment"
     problems = []

@@ -1,1 +1,1 @@
-"""Write models that can be opened without the kit: ``final/``, exported checkpoints, merged adapters."""
+"""Write models that open without the kit: ``final/``, exported checkpoints, merged adapters."""

@@ -206,7 +206,7 @@ def licence_in(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _table(state: LoopState) -> list[str]:
-    """The metrics after the last step beside those of the first evaluation; nothing if it was not evaluated."""
+    """The metrics after the last step, compared with the first evaluation; nothing if it was not evaluated."""
     last, first, since = state.current_evaluation, state.first_evaluation, state.first_evaluated_step
     if not last:
         return []

@@ -173,7 +173,7 @@ def _gathered(model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype)
 
 
 def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Mapping[str, int]) -> None:
-    """Write what lies beside the weights. ``model`` is None if the card is whole and there are no ``stops``."""
+    """Write the files other than weights. ``model`` is None if the card is complete and there are no ``stops``."""
     write_stops(folder, model, stops)
     tokenizer.save_pretrained(folder)
     config = model and (model.get_base_model() if hasattr(model, "peft_config") else model).config

@@ -225,7 +225,7 @@ def check_gguf(tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: 
     if not tools.has_package:
         size = file.stat().st_size
         return [f"{file.name} ({size:,} bytes) was written and NOT compared: {INSTALL} compares it the next time"]
-    # With a pretokeniser that the user chose, the texts of the kit may be stranger than those of the model.
+    # With a pretokeniser that the user chose, ids may be right for the model's texts and wrong for the kit's own.
     expected = texts_of(rows, tokenizer) + ([] if tools.pretokeniser else rendered(tokenizer))
     template = plain_template(tokenizer)
     asked = {"ids": rows.ids, "learned": rows.learned, "texts": [text for text, _ in expected]}

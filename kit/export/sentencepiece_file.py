@@ -82,7 +82,7 @@ def _unknown(model: Mapping[str, Any]) -> str:
 
 
 def _has_prefix(values: Mapping[str, Any], prompt: str) -> bool:
-    """Whether llama.cpp is to put a space before a text, which it does behind each special token too."""
+    """Whether llama.cpp must put a space before a text, which it then also does after each special token."""
     parts: list[Mapping[str, Any]] = []
     for name, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         part = values[name] or {}
@@ -91,5 +91,5 @@ def _has_prefix(values: Mapping[str, Any], prompt: str) -> bool:
         part.get("prepend_scheme", "always") if part.get("type") == "Metaspace" else part.get("type") for part in parts
     ]
     begins_with_token = any(prompt.startswith(token["content"]) for token in values["added_tokens"])
-    # "first": none behind a special token, so none at all where each prompt begins with one
+    # "first": none after a special token, so none at all if each prompt begins with one
     return "Prepend" in kinds or "always" in kinds or ("first" in kinds and not begins_with_token)

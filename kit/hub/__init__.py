@@ -1,1 +1,1 @@
-"""The Hugging Face hub: what it answers, and uploads to it."""
+"""The Hugging Face hub: its errors, and uploads to it."""

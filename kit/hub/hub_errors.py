@@ -1,4 +1,4 @@
-"""Messages for what the hub answers: no such repository, a licence to accept, a token that it refuses, no network.
+"""Messages for errors of the hub: no such repository, a licence to accept, a refused token, no network.
 
 Promises: each cause has its own message, with what to do; none makes a further request of its own but ``check_access``.
 """

@@ -38,7 +38,7 @@ class RunFailed(Exception):
 
 
 class Run:
-    """What a run left in its ``output_dir``. Each attribute reads its file anew, so it follows a run that goes on."""
+    """A run in its ``output_dir``. Each attribute reads its file again, so it follows a run that is still training."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """

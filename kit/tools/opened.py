@@ -32,7 +32,7 @@ from kit.train.session import Session
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that answers."""
+    """A model opened for generation."""
 
     policy: Policy
     template: Template | None  # None: what is typed is the prompt

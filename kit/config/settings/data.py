@@ -30,7 +30,7 @@ class DataSettings(BaseModel):
     dataset_revision: str | None = _option(None, "branch, tag or commit of a hub id; default: the newest commit")
     dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _identity(
         {},
-        "names of columns: question=instruction,answer=output; images=ignore",
+        "column mapping: question=instruction,answer=output; images=ignore",
         expected="column=field, separated by commas, each column once",
     )
     streaming: bool = _identity(

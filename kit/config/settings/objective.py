@@ -33,7 +33,7 @@ class _Named(BaseModel):
 
     objective: ObjectiveName = identity_option(
         PLAIN,
-        "SFT: sft dft eaft; distillation: distil; preferences: dpo orpo simpo cpo kto; RL: grpo; heads: the others",
+        "SFT: sft dft eaft; distillation: distil; preferences: dpo orpo simpo cpo kto; RL: grpo; reward classify embed",
     )
     beta: float | None = identity_option(
         None,

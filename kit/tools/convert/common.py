@@ -1,4 +1,4 @@
-"""What several kits hand on to transformers' Trainer and needs more than another name here.
+"""Keys of transformers' Trainer that several kits share, and that need more than another name here.
 
 Defaults are those of transformers 5.23 (``training_args.py``), unless a kit has others.
 """

@@ -104,7 +104,7 @@ def _finish_distillation(draft: Draft) -> None:
 
 
 def _leave_what_nothing_reads(draft: Draft) -> None:
-    """Leave out settings that have no effect beside others."""
+    """Leave out settings that have no effect in combination with others."""
     settings = {**draft.values, **draft.typed}
     names = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
     unread = dict.fromkeys(names, "method full has no adapter") if settings.get("method") == "full" else {}
