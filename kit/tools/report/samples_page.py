@@ -45,8 +45,8 @@ def gather_samples(
     lines = [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown as a whole
     for number, store in enumerate(train.stores):
         lengths = train.row_lengths[train.dataset_ids == number]  # of a pair that of its longer half
-        about = f"{len(lengths):,} samples, half of them of at most {int(np.median(lengths)):,} tokens"
-        lines.append(f"{store.name}: {about}, the longest {lengths.max():,}")
+        about = f"{len(lengths):,} samples, median length {int(np.median(lengths)):,} tokens"
+        lines.append(f"{store.name}: {about}, longest {lengths.max():,}")
         unused = ", ".join(f"{name} ({share:.1%} of the rows)" for name, share in store.unused.items())
         lines += [f"{store.name}{NOT_USED}{unused}"] if unused else []
     lines += [] if recipe.rolls_out else data.open_feed(recipe, Ranks(), 0, {}).notes()

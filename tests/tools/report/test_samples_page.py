@@ -93,7 +93,7 @@ def test_samples_are_spread_over_the_data_and_every_data_set_has_one(tmp_path, t
     write(tmp_path / "b.jsonl", {"text": "only one"})
     gathered = looked(tokenizer, 3, dataset="a.jsonl,b.jsonl")
     assert [s.origin for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:50", "a.jsonl:100", "b.jsonl:1"]
-    assert "b: 1 samples, half of them of at most " in "".join(gathered.notes)
+    assert "b: 1 samples, median length " in "".join(gathered.notes)
 
 
 def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, tokenizer):
