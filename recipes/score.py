@@ -31,13 +31,15 @@ FIRST = """
 model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length
 max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes
 """.split()
-IN_ORDER = ("model_name_or_path", "eval_dataset")  # positional arguments
+POSITIONAL = ("model_name_or_path", "eval_dataset")  # the flags that positional arguments stand for
 
 
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
-    request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
+    request = read_command_line(
+        sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, POSITIONAL, trains=False
+    )
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
         raise UserError("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE")

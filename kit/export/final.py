@@ -142,7 +142,7 @@ def write_model(
             config.save_pretrained(folder)
             copy_processor(folder, config, pixels)
     elif is_main:
-        check_learned(state)
+        check_trained(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
         twin = _unwrapped_twin(model)
         twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
@@ -267,20 +267,20 @@ def _names_of_parameters(model: Any) -> Iterable[list[str]]:
     return names.values()
 
 
-def check_learned(state: dict[str, torch.Tensor]) -> None:
+def check_trained(state: dict[str, torch.Tensor]) -> None:
     """Name the modules whose adapters were not trained: the matrix that is initialised to zero (lora_B) is still zero.
 
     Raises:
         TrainingError: all of them are, so nothing was trained or gathered.
     """
-    has_learned = {module_adapted_by(name): bool(tensor.any()) for name, tensor in state.items()}
-    has_learned.pop("", None)
-    still = [module for module, learned in has_learned.items() if not learned]
-    if has_learned and len(still) == len(has_learned):
+    is_trained = {module_adapted_by(name): bool(tensor.any()) for name, tensor in state.items()}
+    is_trained.pop("", None)
+    still = [module for module, trained in is_trained.items() if not trained]
+    if is_trained and len(still) == len(is_trained):
         of_rollouts = "; with grpo, every group had zero reward variance"
         raise TrainingError(f"every lora_B is zero: the adapter was not trained{of_rollouts}")
     if still:
         say(
-            f"warning: {len(still)} of {len(has_learned)} adapters were not trained (lora_B is zero): {listed(still)}; "
+            f"warning: {len(still)} of {len(is_trained)} adapters were not trained (lora_B is zero): {listed(still)}; "
             "no gradient reached them"
         )

@@ -23,7 +23,7 @@ from kit.export.card import converted_card
 from kit.export.final import (
     MAX_SHARD_BYTES,
     Pixels,
-    check_learned,
+    check_trained,
     copy_processor,
     describe_serving,
     finish_folder,
@@ -139,13 +139,13 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     adapted: Any = build_model(source.settings, source.config, plan)
     if source.checkpoint:
         read_weights(adapted, source.checkpoint)
-    check_learned(dict(adapted.named_parameters()))
+    check_trained(dict(adapted.named_parameters()))
     reference = score(adapted, rows)
     with adapters_off(adapted):
-        learned = change_between(score(adapted, rows), reference).mean
+        adapter_change = change_between(score(adapted, rows), reference).mean
     bound = wanted.bound(getattr(torch, dtype))
     if wanted.max_change is None:
-        bound = min(bound, FRACTION * learned)
+        bound = min(bound, FRACTION * adapter_change)
     announce_wait("merging and writing the model")
     _cast_whole_modules(adapted)
     merged = adapted.merge_and_unload(safe_merge=True)
@@ -161,7 +161,7 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     copy_processor(folder, source.config, _pixels(source))
     finish_folder(folder, merged, source.tokenizer, source.card(stops=stops, merged=dtype), stops)
     del adapted, merged
-    return _checked(source, folder, wanted, stops, reference, bound, learned)
+    return _checked(source, folder, wanted, stops, reference, bound, adapter_change)
 
 
 def _cast_whole_modules(adapted: Any) -> None:
@@ -180,14 +180,14 @@ def _checked(
     stops: dict[str, int],
     reference: Scores,
     bound: float,
-    learned: float | None = None,
+    adapter_change: float | None = None,
 ) -> Any:
     """Compare what was written with the ``reference``, and return it as plain transformers opened it."""
     gc.collect()  # the model that was written
     say(*describe_stops(stops, str(wanted.output_dir)))
     announce_wait("comparing what was written")
     model = _open_plain(source, folder)
-    say(*check_folder(folder, model, source.rows, source.tokenizer, reference, bound, learned))
+    say(*check_folder(folder, model, source.rows, source.tokenizer, reference, bound, adapter_change))
     return model
 
 

@@ -228,7 +228,7 @@ def check_gguf(tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: 
     # With a pretokeniser that the user chose, ids may be right for the model's texts and wrong for the kit's own.
     expected = texts_of(rows, tokenizer) + ([] if tools.pretokeniser else rendered(tokenizer))
     template = plain_template(tokenizer)
-    asked = {"ids": rows.ids, "learned": rows.learned, "texts": [text for text, _ in expected]}
+    asked = {"ids": rows.ids, "compared": rows.compared, "texts": [text for text, _ in expected]}
     answer = _ask(file, asked)
     lines = [check_ids(f"{file.name} in llama.cpp {answer['version']}", expected, answer["text_ids"])]
     written = answer["metadata"].get("tokenizer.chat_template")

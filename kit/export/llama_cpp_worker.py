@@ -35,10 +35,10 @@ def measure(llama_cpp: Any, path: str, asked: dict[str, Any]) -> dict[str, Any]:
     kept = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
     model = llama_cpp.Llama(path, n_ctx=length + 1, n_batch=length + 1, logits_all=True, verbose=False, **kept)
     logprobs = []
-    for ids, learned in zip(asked["ids"], asked["learned"], strict=True):
+    for ids, compared in zip(asked["ids"], asked["compared"], strict=True):
         model.reset()
         model.eval(ids)
-        for at in learned:
+        for at in compared:
             logits = np.asarray(model.scores[at - 1], np.float64)  # [V]
             largest = logits.max()
             logprobs.append(float(logits[ids[at]] - largest - np.log(np.exp(logits - largest).sum())))

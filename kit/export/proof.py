@@ -52,7 +52,7 @@ class Rows:
     """What models are compared on."""
 
     ids: list[list[int]]  # of each row
-    learned: list[list[int]]  # of each row, the positions in ``ids`` of the tokens that are compared; from 1 on
+    compared: list[list[int]]  # of each row, the positions in ``ids`` of the tokens that are compared; from 1 on
     origin: str  # for messages
     texts: tuple[str, ...] = ()  # of the rows, if they are known; else they are decoded
     text_form: str = "chat"  # see ``kit.data.chat.tokens.FORMS``; of texts of the kit this says nothing
@@ -60,7 +60,7 @@ class Rows:
     @property
     def num_tokens(self) -> int:
         """How many tokens are compared."""
-        return sum(map(len, self.learned))
+        return sum(map(len, self.compared))
 
 
 # What a model makes of ``Rows``: float64 [N], the log-probability of each of the N compared tokens, in order; or, with
@@ -116,17 +116,17 @@ def _read(run: DataSettings, kind: type[RowKind], entries: Sequence[DatasetEntry
     encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), kind=kind())
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
     samples = Samples([encoder.as_store(dataset, piece)])
-    ids, learned = [], []
+    ids, compared = [], []
     for i in range(len(samples)):
         for row, weights in samples.sequences(i)[: None if kind.pools else 1]:  # of a pair, the chosen answer
             positions = [int(at) for at in np.flatnonzero(weights) if at > 0 or kind.pools]
             if positions:
                 ids.append(row.tolist())
-                learned.append(positions)
+                compared.append(positions)
     if not ids:
         raise UserError(*[bad.problem_with_origin for bad in piece.bad[:1]])
     form = form_of(piece.counts) if kind.pools else FORMS[0]
-    return Rows(ids, learned, f"{origin} ({len(ids)})", text_form=form)
+    return Rows(ids, compared, f"{origin} ({len(ids)})", text_form=form)
 
 
 def conversations() -> list[list[dict[str, str]]]:
@@ -180,7 +180,7 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
     model.eval()
     logprobs: list[float] = []
     with nullcontext() if as_stored else _in_float32(model):
-        for ids, learned in zip(rows.ids, rows.learned, strict=True):
+        for ids, compared in zip(rows.ids, rows.compared, strict=True):
             output = model(input_ids=torch.tensor([ids]), use_cache=False)
             if head_of(model.config) != "lm":
                 numbers = (
@@ -189,9 +189,9 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
                 logprobs += numbers.float().tolist()
                 continue
             logits = output.logits[0]  # [T, V]
-            before = torch.tensor(learned) - 1
+            before = torch.tensor(compared) - 1
             chosen = logits[before].float().log_softmax(-1)  # [n, V]
-            targets = torch.tensor(ids)[learned]
+            targets = torch.tensor(ids)[compared]
             logprobs += chosen.gather(1, targets[:, None])[:, 0].tolist()
     return np.array(logprobs)
 
@@ -200,7 +200,7 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
 def _in_float32(model: Any) -> Iterator[None]:
     """In the ``with`` block, let ``model`` compute in float32.
 
-    In bfloat16 the two sides of a comparison would round at other places, by more than an adapter may have learned; and
+    In bfloat16 the two sides of a comparison would round at other places, by more than an adapter may have changed; and
     float32 adapters on a bfloat16 base do not compute at all. A decoder layer is cast only while it runs, so that a
     model in 16 bits does not need twice its memory.
     """
@@ -239,18 +239,20 @@ def change_between(one: Scores, other: Scores, of_head: bool = False) -> Change:
     return Change(mean, largest, len(differences), of_head)
 
 
-def check_change(what: str, change: Change, bound: float, learned: float | None = None, fix: str = "") -> str:
+def check_change(what: str, change: Change, bound: float, adapter_change: float | None = None, fix: str = "") -> str:
     """Return a line about ``change``.
 
     Args:
         bound: of the mean change, in nats per token.
-        learned: the mean change that a merged adapter made; None: none was merged.
+        adapter_change: the mean change that a merged adapter made; None: none was merged.
         fix: for the error, what keeps it smaller.
 
     Raises:
         TrainingError: it is beyond ``bound``.
     """
-    limit = f"{bound:.2g}" + (f"; the adapter changed its base by {learned:.2g}" if learned is not None else "")
+    limit = f"{bound:.2g}" + (
+        f"; the adapter changed its base by {adapter_change:.2g}" if adapter_change is not None else ""
+    )
     line = f"{what}: {change} (bound {limit})"
     if not change.mean <= bound:
         larger = f"{math.ceil(change.mean * 100) / 100:g}" if math.isfinite(change.mean) else "NATS"
@@ -302,7 +304,7 @@ def check_folder(
     tokenizer: Any,
     reference: Scores,
     bound: float,
-    learned: float | None = None,
+    adapter_change: float | None = None,
 ) -> list[str]:
     """Compare a written folder with what was written.
 
@@ -311,7 +313,7 @@ def check_folder(
         tokenizer: the one that was written.
         reference: the scores of the model that was written.
         bound: see ``check_change``.
-        learned: see ``check_change``.
+        adapter_change: see ``check_change``.
 
     Returns:
         Lines for the user.
@@ -322,6 +324,6 @@ def check_folder(
     lines = check_tokenizer(folder, rows, tokenizer)
     found = score(model, rows, as_stored=hasattr(model, "hf_quantizer"))
     change = change_between(reference, found, head_of(model.config) != "lm")
-    fix = "--dtype float32 rounds less; " if learned is not None and model.dtype != torch.float32 else ""
-    lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound, learned, fix)]
+    fix = "--dtype float32 rounds less; " if adapter_change is not None and model.dtype != torch.float32 else ""
+    lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound, adapter_change, fix)]
     return [*lines, f"    compared on {rows.origin}"]

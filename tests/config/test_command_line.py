@@ -76,19 +76,19 @@ def test_a_flag_without_a_value_is_refused():
         assert "no value" in text, argv
 
 
-IN_ORDER = ("model_name_or_path", "eval_dataset")
+POSITIONAL = ("model_name_or_path", "eval_dataset")
 
 
 @pytest.mark.parametrize("words", [["m", "d.jsonl"], ["d.jsonl", "m"]])
 def test_words_before_the_first_flag_are_the_model_and_the_data_where_a_script_takes_them(words):
-    flags, wrong, _ = read_flags([*words, "--seed", "1"], IN_ORDER)
+    flags, wrong, _ = read_flags([*words, "--seed", "1"], POSITIONAL)
     assert wrong == [] and flags == {"model_name_or_path": "m", "eval_dataset": "d.jsonl", "seed": "1"}
     assert read_flags(words)[0] == {} and read_flags(words)[1]  # other scripts refuse them
 
 
 def test_words_that_could_mean_something_else_are_refused():
     for argv in (["m", "d.jsonl", "e.jsonl"], ["-m", "x"], ["--seed", "1", "m"]):
-        assert read_flags(argv, IN_ORDER)[1], argv
+        assert read_flags(argv, POSITIONAL)[1], argv
 
 
 # Everything wrong, at once, in place

@@ -66,8 +66,8 @@ def _take_special_tokens(draft: Draft) -> None:
             draft.put("new_tokens", as_list(value))
         elif not is_nothing(value):
             ends_turns = draft.values.get("chat_template", "bare") != "bare"
-            is_learned = key not in ("pad_token", "unk_token") and not ends_turns
-            group = Group.TRAINING if is_learned else Group.NEEDLESS
+            is_trained = key not in ("pad_token", "unk_token") and not ends_turns
+            group = Group.TRAINING if is_trained else Group.NEEDLESS
             reason = "the tokenizer's own is used; --new_tokens adds a missing one"
             draft.leave(f"special_tokens.{key}", value, reason, group)
 
