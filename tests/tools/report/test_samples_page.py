@@ -1,4 +1,4 @@
-"""What is shown is what is trained on: the very tokens, learned or not; what was cut or left out is counted."""
+"""What is shown is what is trained on: the very tokens, supervised or masked; truncated and dropped rows are counted."""
 
 import re
 
@@ -67,7 +67,7 @@ def test_rows_that_were_cut_or_left_out_are_counted_and_skipped_ones_named_with_
     write(tmp_path / "train.jsonl", *long, *good, {"messages": "<script>"}, "{broken")
     gathered = looked(tokenizer, 1, on_bad_row="skip", max_length=40, **CHATML)
     for counted in (
-        "59 samples, half of",
+        "59 samples, median length",
         "2 of 60 samples truncated",
         "1 of 60 samples dropped",
         "skipped_rows.jsonl",
