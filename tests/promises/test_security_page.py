@@ -60,7 +60,7 @@ TESTS = {
         "tests/checkpoint/test_manifest.py": "test_a_manifest_leads_nowhere_outside_of_its_folder "
         "test_verify_names_a_file_that_is_cut_altered_or_missing",
     },
-    "What a stranger wrote is shown": {
+    "Untrusted text is shown": {
         "tests/system/test_console.py": "test_no_output_moves_the_cursor_and_no_name_starts_a_line "
         "test_warnings_and_logs_of_libraries_are_shown_like_the_kits_own_lines test_no_other_module_prints",
         "tests/system/test_visible.py": "test_control_characters_are_shown_as_escapes",
