@@ -1,4 +1,4 @@
-"""What is shown is what is trained on: the very tokens, supervised or masked; truncated and dropped rows are counted."""
+"""What is shown is what is trained on: the tokens, supervised or masked; truncated and dropped rows are counted."""
 
 import re
 
