@@ -228,7 +228,7 @@ def test_a_stream_has_the_images_of_its_rows_on_every_topology_and_after_every_s
     assert resumed.origins == batch.origins and seen(resumed.micro_batches) == seen(batch.micro_batches)
 
 
-def test_an_image_behind_first_rows_without_any_is_refused_in_a_stream(vision_model, tmp_path):
+def test_an_image_after_first_rows_without_any_is_refused_in_a_stream(vision_model, tmp_path):
     write_rows(tmp_path, [[], []], "a.jsonl"), write_rows(tmp_path, [[(70, 50)]] * 2, "b.jsonl")
     changes = {"streaming": True, "shuffle": True, "max_steps": 9, "global_batch_size": 4, "on_bad_row": "error"}
     checked = check(vision_model("llava"), f"{tmp_path}/[ab].jsonl", **changes)
@@ -236,7 +236,7 @@ def test_an_image_behind_first_rows_without_any_is_refused_in_a_stream(vision_mo
         checked.data.open_feed(checked.recipe, Ranks(), 0, {}, str(tmp_path)).take(0)
 
 
-def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
+def test_a_family_that_is_not_supported_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(
         UserError, match=r"images: given, but this model does not accept images \(at .*\); expected a model of qwen2_vl"
@@ -247,12 +247,12 @@ def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"objective": "distil", "teacher": "unused"}, "a teacher was"),
-        ({"objective": "grpo", "rewards": ["exact_match"], "vllm_server_base_url": "http://x"}, "a vLLM server was"),
+        ({"objective": "distil", "teacher": "unused"}, "a teacher"),
+        ({"objective": "grpo", "rewards": ["exact_match"], "vllm_server_base_url": "http://x"}, "a vLLM server"),
     ],
 )
-def test_what_was_not_shown_with_images_is_refused(changes, found, vision_model, tmp_path):
-    with pytest.raises(UserError, match=f"{found} not shown with images"):
+def test_what_is_not_supported_with_images_is_refused(changes, found, vision_model, tmp_path):
+    with pytest.raises(UserError, match=f"images: not supported with {found} yet"):
         check(vision_model("qwen2_vl"), write_rows(tmp_path, ROWS), **changes)
 
 
