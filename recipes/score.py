@@ -96,7 +96,7 @@ def main() -> None:
     for doubt in [*result.doubts(), *unended_answers, *missing_prompts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
-        say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
+        say(f"prompt {answer.prompt!r}", f"expected {answer.reference!r}", f"answer {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
     measured = {"model": scored, "strategy": policy.strategy.type, **result.metrics, **result.details}
     say(json.dumps(measured | intervals))

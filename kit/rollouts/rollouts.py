@@ -131,7 +131,7 @@ class Rollouts:
         """Return the trajectories of a batch with their advantages, and set ``_metrics``."""
         recipe = self._recipe
         if not recipe.rewards:
-            groups = self._draw(self._num_taken)
+            groups = self._sample(self._num_taken)
             self._num_taken += 1
             return list(chain.from_iterable(groups))
         wanted = recipe.global_batch_size // recipe.num_generations
@@ -139,11 +139,11 @@ class Rollouts:
         without_variance: list[list[Trajectory]] = []  # zero reward variance; a group without rewards is in neither
         sampled: list[list[Trajectory]] = []
         for _ in range(1 + MAX_RESAMPLES):
-            drawn = self._draw(self._num_taken)
+            batch = self._sample(self._num_taken)
             self._num_taken += 1
-            sampled += drawn
-            rewards = np.array([[each.reward for each in group] for group in drawn])
-            for group, values in zip(drawn, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
+            sampled += batch
+            rewards = np.array([[each.reward for each in group] for group in batch])
+            for group, values in zip(batch, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
                 for each, value in zip(group, values, strict=True):
                     each.advantage = value
                 if any(values):
@@ -163,7 +163,7 @@ class Rollouts:
             groups += without_variance[: wanted - len(groups)]
         return [each for group in groups for each in group if np.isfinite(each.reward)]
 
-    def _draw(self, number: int) -> list[list[Trajectory]]:
+    def _sample(self, number: int) -> list[list[Trajectory]]:
         """Sample a batch of prompts. Returns a group of trajectories for each prompt, and sets ``_metrics``."""
         recipe, ranks, train = self._recipe, self._policy.processes, self._data.train
         indices, num = np.concatenate(self._data.order.batch(number)).tolist(), recipe.answers_per_prompt

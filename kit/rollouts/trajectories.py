@@ -37,7 +37,7 @@ class Trajectory:
     key: tuple[int, int, int]  # the rollout, the prompt's sample, and the number of the completion
     segments: list[Segment]
     ended: bool = False  # with a stop token, or an answer of the data; else truncated
-    rewards: list[float | str] = field(default_factory=list)  # in place of one that failed, why
+    rewards: list[float | str] = field(default_factory=list)  # for one that failed, the reason
     reward: float = np.nan  # their weighted sum; NaN if one failed
     advantage: float = 0.0
     logps: dict[str, list[float]] = field(default_factory=dict)  # of all actions, by old_, engine_ and reference_logps

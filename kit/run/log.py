@@ -187,9 +187,9 @@ class Log:
         doubts += missing_prompts(row) if self.state.evaluated_step < 0 else []
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more
-            say(f"    asked    {_one_line(answer.prompt)}")
+            say(f"    prompt   {_one_line(answer.prompt)}")
             say(f"    expected {_one_line(answer.reference)}")
-            say(f"    answered {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
+            say(f"    answer   {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
         self.throughput.skip_time()
 
     def summary(self) -> list[str]:

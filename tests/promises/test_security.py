@@ -386,7 +386,7 @@ def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_fil
         return said[-1]
 
     start = ["recipes/finetune.py", *flags, *evaluation]
-    assert "asked    <|im_start|>user *** *** ***" in call(*start, f"--dataset={named.parent}", "--max_steps=1")
+    assert "prompt   <|im_start|>user *** *** ***" in call(*start, f"--dataset={named.parent}", "--max_steps=1")
     assert "continuing after step 1" in call(*start, f"--dataset={named.parent}", "--max_steps=2")
     assert "*** *** ***" in (tmp_path / "run/report.html").read_text()
     inspect = [

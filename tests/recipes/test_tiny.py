@@ -24,5 +24,5 @@ def test_the_default_run_learns_its_task(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     before, after = (row["eval_exact_match"] for row in rows if "eval_exact_match" in row)
     assert before < 0.1 and after > 0.9
-    assert done.stdout.count("answered") == 2  # one sample before and one after
+    assert done.stdout.count("    answer   ") == 2  # one sample before and one after
     assert str(tmp_path / "run/final") in done.stdout and "next, with a real model" in done.stdout

@@ -18,7 +18,7 @@ def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_
     flags = {"eval_dataset": held_out, "predict_with_generate": "true", "max_new_tokens": 12}
     scored = finetune.score("scored", model_name_or_path=run.folder / "final", **flags)
     expected = [
-        literal_eval(line.removeprefix("answered ")) for line in scored.output.splitlines() if "answered " in line
+        literal_eval(line.removeprefix("answer ")) for line in scored.output.splitlines() if line.startswith("answer ")
     ]
     assert len(expected) == 3 and any(expected)
 
