@@ -144,7 +144,7 @@ class Metric:
         return [METRICS[self.name](answer, expected)]
 
     def results(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the numbers of each row of the data behind each result, by the result's name.
+        """Return the numbers of each row of the data, by the name of the result that they make.
 
         Args:
             values: of n answers to each of N rows, float64 [N, n, num_values].

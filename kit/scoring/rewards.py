@@ -123,7 +123,7 @@ class Scorer:
         """Begin to compute the rewards of an answer.
 
         Returns:
-            What will be its rewards, in the order of the names; in place of one that failed, why. A stop leaves out
+            Its future rewards, in the order of the names; for one that failed, the reason. A stop leaves out
             those that were not computed by then.
         """
         return self._threads.submit(self._score, attempt)

@@ -39,7 +39,7 @@ class Measured(NamedTuple):
 
 
 class Objective(StepLoss):
-    """The loss of a task, and what it needs of a run. ``StepLoss`` has what a step asks for.
+    """The loss of a task, with its part in a run. ``StepLoss`` has the interface of a step.
 
     A run calls ``open``, ``bind`` and ``open_feed`` once each. Its ``TaskSpec`` has what must be known before model and
     data are opened.

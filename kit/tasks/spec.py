@@ -1,4 +1,4 @@
-"""What is known of an objective by its name alone, before torch is imported.
+"""What an objective's name implies, before torch is imported.
 
 Each task declares its own in ``kit/tasks/NAME/spec.py``: ``SPECS`` by the names that the setting ``objective`` gives.
 """
@@ -19,7 +19,7 @@ Head = Literal["lm", "scores", "embedding"]
 
 
 class TaskMetric(NamedTuple):
-    """A metric of an objective, beside its loss.
+    """A metric of an objective, in addition to its loss.
 
     Attributes:
         key: in ``metrics.jsonl``; of an evaluation with ``eval_`` before it.
@@ -46,14 +46,14 @@ KL = TaskMetric("kl", "kl", ".4f", "KL to the reference model, nats")
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What is known of an objective by its name alone.
+    """What an objective's name implies.
 
     Attributes:
         loss: the full name of its class, a ``kit.tasks.base.Objective``.
-        rows: what the data must hold: the module of kit/data/kinds/ that reads it.
+        rows: the kind of rows: the module of kit/data/kinds/ that reads them.
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
         sequences_per_sample: 2 of a pair: the prompt with each of its answers. Without negatives.
-        beta: the default of ``beta``; None: it has none.
+        beta: the default of ``beta``; None: it does not read it.
         has_reference: it compares the model with the reference model, the initial policy.
         has_mismatched: it needs mismatched prompt-completion pairs, for KTO's KL term (``kit.data.feed.mismatched``).
         learning_rates: the default peak rate for full training, and for adapters.
@@ -61,10 +61,10 @@ class TaskSpec:
         head: the head of the model.
         scores: the names of the outputs of a sequence-classification head, if the data do not name them.
         metrics: in the order in which lines show them.
-        rules: what this objective refuses.
+        rules: refused settings.
         logit_bytes: takes the settings and returns the bytes that a logit takes where autograd differentiates a loss of
             its own; 0: plain cross-entropy.
-        num_passes: forward passes without gradients over the tokens of a step, beside those of the reference.
+        num_passes: forward passes without gradients over the tokens of a step, apart from those of the reference model.
     """
 
     loss: str = "kit.tasks.sft.loss.SupervisedLoss"

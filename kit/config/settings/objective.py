@@ -1,4 +1,4 @@
-"""Settings of the objective: what all have in common, and the settings of each task."""
+"""Settings of the objective: common ones, and those of each task."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -29,7 +29,7 @@ else:
 
 
 class _Named(BaseModel):
-    """Which objective it is, and what several have."""
+    """The objective's name, and a setting of several."""
 
     objective: ObjectiveName = identity_option(
         PLAIN,
@@ -56,7 +56,7 @@ class ObjectiveSettings(
     preference.DpoSettings,
     _Named,
 ):
-    """What a step minimises."""
+    """The objective of a run."""
 
     model_config = STRICT
 
@@ -67,7 +67,7 @@ class ObjectiveSettings(
 
     @property
     def declared(self) -> TaskSpec:
-        """What is known of the objective by its name."""
+        """What the objective's name implies."""
         return DECLARED[self.objective]
 
     @property
@@ -97,7 +97,7 @@ class ObjectiveSettings(
 
     @property
     def objective_settings(self) -> dict[str, float | str]:
-        """The settings that say what the objective minimises, ``beta`` with its default."""
+        """The settings of the loss, ``beta`` with its default."""
         names = [name for name in self.declared.settings if is_identity(type(self).model_fields[name])]
         return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}
 

@@ -75,8 +75,8 @@ class Distillation(SupervisedLoss):
         p, q, agrees = self.teacher.compare(micro_batch, logits, rows, settings.distil_temperature)
         distance = divergence(p, q, settings.divergence, settings.reward_scale)
         cross_entropy = F.cross_entropy(logits, micro_batch.targets[rows], reduction="none")
-        share = settings.cross_entropy_weight
-        loss = share * cross_entropy + (1 - share) * settings.distil_temperature**2 * distance
+        weight = settings.cross_entropy_weight
+        loss = weight * cross_entropy + (1 - weight) * settings.distil_temperature**2 * distance
         with torch.no_grad():
             entropies = [_expected(each, -each) for each in (q, p)]
         return torch.stack([loss, cross_entropy.detach(), distance.detach(), *entropies, agrees.float()], dim=1)

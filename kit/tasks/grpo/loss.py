@@ -77,10 +77,10 @@ class PolicyLoss(Objective):
         completion_of = micro_batch.sequence_ids.to(logps.device)  # [S]
         advantages = of_completions[completion_of]  # [S]
         lengths = sequence_weights(micro_batch).to(logps)  # [n]
-        shares = 1 / lengths[completion_of] if kind in ("grpo", "gspo", "rloo") else None
+        scales = 1 / lengths[completion_of] if kind in ("grpo", "gspo", "rloo") else None
 
         def total(values: torch.Tensor) -> torch.Tensor:
-            return (values if shares is None else values * shares).sum()
+            return (values if scales is None else values * scales).sum()
 
         if kind in ("gspo", "rloo"):
             of_sequences = by_sequence(log_ratios, micro_batch)

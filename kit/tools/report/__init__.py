@@ -1,1 +1,1 @@
-"""HTML pages: the report of a run, and samples as the model learns from them."""
+"""HTML pages: the report of a run, and samples with their loss masks."""

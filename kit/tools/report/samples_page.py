@@ -1,4 +1,4 @@
-"""Show what a model would be trained on: samples as tokens, with the supervised tokens marked.
+"""Show training samples token by token, with the supervised tokens marked.
 
 ``gather_samples`` gathers the content from the same data that a run would open. ``as_text`` and ``as_page`` show it.
 """

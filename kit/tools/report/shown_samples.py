@@ -42,10 +42,10 @@ class Part:
 
 @dataclass(frozen=True)
 class ShownSample:
-    """A sample as it is shown, or a row of which no sample was made."""
+    """A sample as it is shown, or a skipped row."""
 
     origin: str  # ``file:line``
-    about: str  # what it is, or what happened to it
+    about: str  # its tokens, or why it was skipped
     parts: Sequence[Part] = ()
 
 
@@ -84,7 +84,7 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
 
 
 def _spread(dataset_ids: np.ndarray, num: int) -> list[int]:
-    """The indices of ``num`` samples, of each data set its share, and at least one."""
+    """The indices of ``num`` samples, from each data set in proportion, and at least one."""
     chosen: list[int] = []
     for dataset_id in np.unique(dataset_ids):
         own = np.flatnonzero(dataset_ids == dataset_id)
@@ -102,7 +102,7 @@ def _counted(sequences: Sequences, word: str, names: Sequence[str], pooled: bool
 
 
 def _with_pictures(part: Part, ids: np.ndarray, codec: ImageCodec, images: Sequence[tuple[Image, str]]) -> Part:
-    """Put one token with its picture in place of the first placeholders of each image, and none for the others."""
+    """Replace the placeholders of each image by one token with its picture."""
     left = [codec.count(image.height, image.width) for image, _ in images]
     tokens: list[Token] = []
     k, num_seen = 0, 0
