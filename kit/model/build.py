@@ -38,6 +38,7 @@ from kit.model.layers.activation_offload import install_activation_offload
 from kit.model.layers.attention import (
     NOT_CAUSAL,
     VARLEN,
+    attention_by_part,
     longest_pack,
     register_varlen,
     supports_sdpa,
@@ -177,7 +178,9 @@ def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
 
     with torch.device("meta"), register_module_module_registration_hook(count):
         model = auto_class(config).from_config(
-            plain_config(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
+            plain_config(config),
+            attn_implementation=attention_by_part(config, attention),
+            trust_remote_code=settings.trust_remote_code,
         )
     show_head(model)
     return model
@@ -381,7 +384,7 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
             model, loaded = auto_class(config).from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=plain_config(config),
-                attn_implementation=attention,
+                attn_implementation=attention_by_part(config, attention),
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,

@@ -62,3 +62,27 @@ def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(rec
     with pytest.raises(UserError, match="sdpa") as caught:
         problems(recipe(folder, attn_implementation="sdpa"))
     assert "error: attn_implementation: " in str(caught.value) and "--attn_implementation auto" in str(caught.value)
+
+
+def test_a_part_without_sdpa_gets_eager_attention_and_the_text_keeps_sdpa(recipe, changed):
+    """Gemma 4's audio encoder: with sdpa for all parts, its E2B and E4B could not be opened."""
+    from transformers import Gemma4AudioConfig, Gemma4Config, Gemma4TextConfig
+
+    text = Gemma4TextConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=8,
+        vocab_size=320,
+        vocab_size_per_layer_input=320,
+        hidden_size_per_layer_input=8,
+    )
+    audio = Gemma4AudioConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, output_proj_dims=16)
+    config = Gemma4Config(text_config=text, audio_config=audio, vision_config=None)
+    mine = recipe(changed(**config.to_dict()))
+    model = build_meta_model(mine, open_config(mine))
+    assert model.config._attn_implementation == model.config.text_config._attn_implementation == "sdpa"
+    assert model.config.audio_config._attn_implementation == "eager" and problems(mine) == ""

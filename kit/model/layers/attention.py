@@ -33,6 +33,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward, use_gqa_in_sdpa
 from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from kit.model.layers.sequence_group import SequenceGroup
 from kit.model.pretrained.classes import model_class
@@ -120,6 +121,22 @@ def supports_sdpa(config: Any) -> bool:
     Gemma 2 caps its attention scores, gpt-oss adds a sink to them, BLOOM and MPT a bias: sdpa would leave that out.
     """
     return getattr(model_class(config), "_supports_sdpa", True)
+
+
+def attention_by_part(config: Any, attention: str) -> str | dict[str, str]:
+    """Return ``attention`` as transformers takes it: for each part of the model, if one takes eager attention only.
+
+    Gemma 4's audio encoder does. No row of text reaches it.
+    """
+    parts = {name: part for name in config.sub_configs if (part := getattr(config, name, None)) is not None}
+    eager = {
+        name
+        for name, part in parts.items()
+        if type(part) in MODEL_MAPPING and not getattr(MODEL_MAPPING[type(part)], "_supports_sdpa", True)
+    }
+    if attention == "eager" or not eager:
+        return attention
+    return {"": attention} | {name: "eager" if name in eager else attention for name in parts}
 
 
 def why_not_varlen(config: Any) -> str:
