@@ -25,6 +25,7 @@ one keeps also the results of its linear modules and of attention, 2h + 2q + 2k 
 """
 
 import math
+from dataclasses import replace
 
 from kit.memory.workload import Workload
 from kit.model.layers.checkpointing import is_wide
@@ -70,7 +71,8 @@ def _attention(workload: Workload) -> int:
     outputs = 1 if workload.sequence_parallel_size == 1 else 2
     # The tensor of which the values are a view stays whole, and each image's result is there once more.
     views = 3 * shape.query_size if shape.rotates_views else 0
-    return workload.compute_bytes * ((1 + outputs) * shape.query_size + 2 * keys + views) + of_scores
+    of_family = workload.compute_bytes * shape.kept_values + 4 * shape.kept_floats
+    return workload.compute_bytes * ((1 + outputs) * shape.query_size + 2 * keys + views) + of_scores + of_family
 
 
 def exchanged_kv_size(workload: Workload) -> int:
@@ -130,6 +132,16 @@ def held(workload: Workload) -> int:
         values += sum(workload.lora_r for each in adapted if is_wide(each.inputs, workload.lora_r))
     attention = 0 if workload.eager else plain * shape.query_size + 4 * shape.num_heads
     return own + plain * values + attention
+
+
+def held_by_all(workload: Workload) -> int:
+    """Bytes per token that all layers hold, each until its backward pass begins."""
+    return sum(number * held(replace(workload, shape=kind)) for number, kind in workload.shape.kinds)
+
+
+def kept_by_all(workload: Workload) -> int:
+    """Bytes per token that all layers keep, if nothing is checkpointed."""
+    return sum(number * kept(replace(workload, shape=kind)) for number, kind in workload.shape.kinds)
 
 
 def offloaded(workload: Workload) -> int:

@@ -4,10 +4,11 @@ Promises: the shape is that of the model, or there is an error. A family that is
 its layers have other parts, and a sum without them would be wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kit.memory.kinds import gemma4, qwen3_5
 from kit.memory.shape import Shape
 from kit.memory.towers import TOWERS
 from kit.system.errors import Problem, UserError, raise_if
@@ -30,13 +31,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_of_heads": "head",
         "supports_sequence_parallelism": False,
     },
+    "gemma4_text": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "supports_sequence_parallelism": False},
+    "ministral3": {},
     "phi3": {"fused": True},
+    "qwen3_5_text": {"bias_key": "attention_bias", "norm_of_heads": "head", "supports_sequence_parallelism": False},
     "smollm3": {"bias_key": "attention_bias", "tied": True},
     "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
     "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "supports_sequence_parallelism": False},
 }
+# Families whose layers are of several kinds: what gives them, from the shape of a plain layer and the values.
+_KINDS: dict[str, Callable[[Shape, Mapping[str, Any]], Shape]] = {"gemma4_text": gemma4, "qwen3_5_text": qwen3_5}
 # The text of models that read images, by what their files call it, and what files leave out.
 _TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
+_TEXT |= {"qwen3_vl_text": "qwen3"}
 _GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
 _LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 _LEFT_OUT = {"gemma3": {"model_type": "gemma3_text", **_GEMMA3}, "llava": {"model_type": "llama", **_LLAMA}}
@@ -94,7 +101,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     family_values = dict(FAMILIES[family])
     has_bias = bool(config.get(family_values.pop("bias_key", ""), False))
     positions = config.get("max_position_embeddings")
-    return Shape(
+    shape = Shape(
         name=name,
         folder=path.parent if path else None,
         **{ours: config[theirs] for ours, theirs in _SIZES.items()},
@@ -110,6 +117,13 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         tower=tower,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )
+    if family not in _KINDS:
+        return shape
+    try:
+        return _KINDS[family](shape, config)
+    except (KeyError, TypeError, ValueError) as error:
+        found = f"{where}: its layers cannot be read ({error})"
+        raise UserError(field, found, "the sizes of each kind of layer") from None
 
 
 def _needs_whole_rows(config: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from kit.memory.activations import (
     beside_tiles,
     held,
+    held_by_all,
     in_frozen_layer,
     in_tile,
     is_autocast,
@@ -110,7 +111,7 @@ def _frozen(workload: Workload, shards: int) -> dict[str, float]:
     if workload.method == "full":
         return {FROZEN: workload.compute_bytes * workload.frozen_in_tower / shards}
     shape = workload.shape
-    four_bit = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
+    four_bit = shape.linear_weights if workload.method == "qlora" else 0
     if four_bit and shape.tower:
         four_bit += shape.tower.linear_weights
     return {
@@ -217,7 +218,7 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
         yield from _moments_of_text(workload)
         return
     # What the layers of a tower that trains keep is there until all those of the text have had their backward pass.
-    states = tower.tokens * tower.shape.num_layers * held(tower) if tower.method == "full" else 0
+    states = tower.tokens * held_by_all(tower) if tower.method == "full" else 0
     for name, parts in _moments_of_text(workload):
         is_between = name in ("all-gather", "loss head", "backward pass")
         yield name, parts + Counter({ACTIVATIONS: states if is_between else 0})
@@ -278,7 +279,7 @@ def _gathered_layer(workload: Workload) -> float:
 
 def cache_bytes(workload: Workload) -> int:
     """Bytes of the KV cache of one generation batch, prompts included."""
-    per_token = 2 * workload.shape.num_layers * workload.shape.kv_size * workload.compute_bytes
+    per_token = 2 * workload.compute_bytes * sum(number * kind.kv_size for number, kind in workload.shape.kinds)
     return workload.generated_rows * workload.length * per_token
 
 
@@ -307,7 +308,7 @@ def _gathering(workload: Workload) -> "Counter[str]":
     head = workload.compute_bytes * shape.embedding_parameters
     if shape.tied:
         return Counter({GATHERED: 2 * (head + layer)})
-    states = workload.tokens * shape.num_layers * held(workload)
+    states = workload.tokens * held_by_all(workload)
     return Counter({ACTIVATIONS: states, GATHERED: 2 * head + layer})
 
 
@@ -328,7 +329,7 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     logits = shape.vocab_size * chunk_tokens(workload)
     # The last layer's output, the last norm (in tiles it keeps nothing else), and the states of supervised tokens.
     last = (16 if autocast else (3 if workload.tiled_mlp else 5) * plain) * shape.hidden_size
-    kept_bytes = tokens * (shape.num_layers * held(workload) + last)
+    kept_bytes = tokens * (held_by_all(workload) + last)
     copies = 0.0  # of the adapters' float32 weights in bf16, which autograd keeps for the backward pass
     if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing and not autocast:
         copies = 2 * workload.adapter_parameters
@@ -402,7 +403,7 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             extra += 4 * head if shape.tied else 0.0
         # FSDP has gathered the layer before already, so the second layer counts rather than the first. With
         # checkpointing the layer's own input is there too; with autocast it is among what the layer keeps.
-        before = tokens * held(workload) * (shape.num_layers - 1 if is_last else 1)
+        before = tokens * (held_by_all(workload) - held(workload) if is_last else held(workload))
         if workload.gradient_checkpointing and not is_autocast(workload):
             before += tokens * stream(workload)
         # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.

@@ -15,8 +15,10 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from kit.memory.shape import Linear, Shape
 from kit.memory.workload import Workload
 from kit.model.layers.checkpointing import is_wide
 
@@ -61,8 +63,11 @@ def orthogonalising_operations(workload: Workload) -> float:
     """
     if workload.optim != "muon" or workload.method != "full":  # matrices of adapters are small
         return 0.0
-    sizes = [sorted((linear.inputs, linear.outputs)) for linear in workload.shape.linears]
-    return 5.0 * workload.shape.num_layers * sum(4 * n * n * m + 2 * n**3 for n, m in sizes)
+    total = 0.0
+    for number, kind in workload.shape.kinds:
+        sizes = [sorted((linear.inputs, linear.outputs)) for linear in kind.linears]
+        total += 5.0 * number * sum(4 * n * n * m + 2 * n**3 for n, m in sizes)
+    return total
 
 
 def forward_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
@@ -87,10 +92,9 @@ def _recomputed(workload: Workload, layers: float, attention: float) -> float:
         return 0.0
     shape = workload.shape
     if workload.gradient_checkpointing is True:
-        in_tiles = sum(each.num_weights for each in shape.linears if each.is_in_mlp) if workload.tiled_mlp else 0
-        return layers + attention + 2.0 * shape.num_layers * in_tiles
-    narrow = sum(each.num_weights for each in shape.linears if not is_wide(each.inputs, each.outputs))
-    narrow *= shape.num_layers
+        in_tiles = _weights_of(shape, lambda each: each.is_in_mlp) if workload.tiled_mlp else 0
+        return layers + attention + 2.0 * in_tiles
+    narrow: float = _weights_of(shape, lambda each: not is_wide(each.inputs, each.outputs))
     if not is_wide(shape.hidden_size, workload.lora_r):
         narrow += workload.adapter_parameters
     return 2.0 * narrow + (attention if workload.eager else 0.0)
@@ -99,8 +103,16 @@ def _recomputed(workload: Workload, layers: float, attention: float) -> float:
 def _forward(workload: Workload, supervised: float, seen: float | None) -> tuple[float, float, float]:
     """Operations of a forward pass per token: of the layers' matrices, of the head, and of attention."""
     shape = workload.shape
+    before = workload.length if seen is None else seen
     return (
-        2.0 * shape.num_layers * shape.layer_linear_weights,
+        2.0 * shape.linear_weights,
         2.0 * supervised * shape.embedding_parameters * workload.has_lm_head,
-        2.0 * shape.num_layers * shape.query_size * (workload.length if seen is None else seen),
+        2.0 * sum(number * kind.query_size * min(before, kind.attended or before) for number, kind in shape.kinds),
+    )
+
+
+def _weights_of(shape: Shape, is_counted: Callable[[Linear], bool]) -> int:
+    """Weights of those linear modules of all layers."""
+    return sum(
+        number * sum(each.num_weights for each in kind.linears if is_counted(each)) for number, kind in shape.kinds
     )

@@ -19,6 +19,12 @@ class Linear:
     inputs: int
     outputs: int
     bias: bool = False
+    within: str = ""  # the module of the layer that holds it, ".": the layer; empty: attention or MLP, by its name
+
+    @property
+    def path(self) -> str:
+        """Its name within the layer."""
+        return f"{self.within or ('mlp' if self.is_in_mlp else 'self_attn')}.{self.name}".lstrip(".")
 
     @property
     def num_weights(self) -> int:
@@ -68,7 +74,10 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder-only language model with equal layers, and of its vision tower, if it has one."""
+    """The sizes of a decoder-only language model, and of its vision tower, if it has one.
+
+    All layers are equal, but for those of ``others``, none of which has more parameters.
+    """
 
     name: str
     folder: Path | None  # with the config.json; None for a shape made from a number of parameters
@@ -95,10 +104,25 @@ class Shape:
     rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
     supports_sequence_parallelism: bool = True  # whether sequence parallelism works: no sliding window, no dynamic RoPE
     tower: Tower | None = None
+    others: tuple[tuple[int, "Shape"], ...] = ()  # layers of other kinds: how many, and a shape with their sizes
+    own_linears: tuple[Linear, ...] = ()  # of a layer, where they are not those of Llama
+    own_vectors: int = 0  # further parameters of a layer that are in no linear module
+    kept_values: int = 0  # further values that a layer keeps for its backward pass, in the dtype of computation
+    kept_floats: int = 0  # the same in float32
+    attended: int | None = None  # positions that a token attends to at most; None: all before it
+    beside: tuple[Linear, ...] = ()  # linear modules outside the layers
+    beside_parameters: int = 0  # other parameters of the text outside the layers: tables for each layer
+
+    @property
+    def kinds(self) -> tuple[tuple[int, "Shape"], ...]:
+        """The kinds of layers: how many there are of each, and a shape with their sizes. The largest comes first."""
+        return ((self.num_layers - sum(number for number, _ in self.others), self), *self.others)
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
         """The linear modules of one layer."""
+        if self.own_linears:
+            return self.own_linears
         h, f, q, kv = self.hidden_size, self.intermediate_size, self.query_size, self.kv_size
         if self.fused:
             return (
@@ -137,12 +161,19 @@ class Shape:
         """Parameters of one layer outside its matrices: norms and biases."""
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
         of_heads = {"": 0, "head": 2 * self.head_dim, "all": self.query_size + self.kv_size}[self.norm_of_heads]
-        return self.num_norms * (2 if self.layer_norm else 1) * self.hidden_size + of_heads + biases
+        norms = self.num_norms * (2 if self.layer_norm else 1) * self.hidden_size
+        return norms + of_heads + biases + self.own_vectors
 
     @property
     def layer_parameters(self) -> int:
         """All parameters of one layer."""
         return self.layer_linear_weights + self.layer_vectors
+
+    @property
+    def linear_weights(self) -> int:
+        """Weights of the linear modules of all layers, and of those beside them."""
+        of_layers = sum(number * kind.layer_linear_weights for number, kind in self.kinds)
+        return of_layers + sum(linear.num_weights for linear in self.beside)
 
     @property
     def embedding_parameters(self) -> int:
@@ -151,26 +182,31 @@ class Shape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the layers: embedding, head if it is another matrix, and the last norm."""
-        return (1 if self.tied else 2) * self.embedding_parameters + self.hidden_size
+        """Parameters outside the layers: embedding, head if it is another matrix, the last norm, and what is beside."""
+        beside = self.beside_parameters + sum(linear.num_weights for linear in self.beside)
+        return (1 if self.tied else 2) * self.embedding_parameters + self.hidden_size + beside
 
     @property
     def num_parameters(self) -> int:
         """All parameters of the model."""
         of_tower = self.tower.num_parameters if self.tower else 0
-        return self.num_layers * self.layer_parameters + self.root_parameters + of_tower
+        return sum(number * kind.layer_parameters for number, kind in self.kinds) + self.root_parameters + of_tower
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
-        """Parameters of the LoRA adapters of one layer. ``targets``: names of modules; None: all of them."""
-        return sum(rank * (each.inputs + each.outputs) for each in self.adapted(targets))
+        """Parameters of the LoRA adapters of all layers. ``targets``: names of modules; None: all of them."""
+        sizes = (
+            number * sum(each.inputs + each.outputs for each in kind.adapted(targets)) for number, kind in self.kinds
+        )
+        beside = sum(each.inputs + each.outputs for each in self.beside if targets is None or each.name in targets)
+        return rank * (sum(sizes) + beside)
 
     def names_in_layers(self, targets: Sequence[str]) -> list[set[str]]:
-        """Return for each layer the ``name`` of each linear module that one of ``targets`` names."""
+        """Return for each layer, kind by kind, the ``name`` of each linear module that one of ``targets`` names."""
         decoder = "model.language_model" if self.tower else "model"
-        within = {each.name: f"{'mlp' if each.is_in_mlp else 'self_attn'}.{each.name}" for each in self.linears}
+        layers = [kind.linears for number, kind in self.kinds for _ in range(number)]
         return [
-            {name for name, path in within.items() if matches_any(f"{decoder}.layers.{i}.{path}", targets)}
-            for i in range(self.num_layers)
+            {each.name for each in linears if matches_any(f"{decoder}.layers.{i}.{each.path}", targets)}
+            for i, linears in enumerate(layers)
         ]
 
     def adapted(self, targets: tuple[str, ...] | None) -> Iterator[Linear]:

@@ -4,6 +4,7 @@ Promises: the numbers of parameters are exact. To the formulas a layer of a towe
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kit.memory.shape import Shape, Tower
@@ -31,6 +32,79 @@ def _qwen(vision: Mapping[str, Any], text_size: int, gated: bool) -> Tower:
         image_tokens=12_845_056 // token_pixels,  # the processors' own limit
         token_pixels=token_pixels,
     )
+
+
+def _qwen3(values: Mapping[str, Any], text_size: int) -> Tower:
+    """Patches of two frames, of which four are a token. Some layers have a merger of their own (DeepStack)."""
+    vision = values["vision_config"]
+    merge, patch, h = vision.get("spatial_merge_size", 2), vision.get("patch_size", 16), vision["hidden_size"]
+    wide, pixels = h * merge**2, 3 * vision.get("temporal_patch_size", 2) * patch**2
+    deep = 0 if values["model_type"] == "qwen3_5" else len(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    token_pixels = (merge * patch) ** 2
+    return Tower(
+        layers=_layers(vision["depth"], h, vision["intermediate_size"], vision["num_heads"], False, rotates_views=True),
+        other_parameters=pixels * h + h + vision.get("num_position_embeddings", 2304) * h,
+        projector_weights=(1 + deep) * wide * (wide + text_size),
+        projector_vectors=2 * h + 2 * deep * wide + (1 + deep) * (wide + text_size),
+        patches_per_token=merge**2,
+        values_per_patch=pixels,
+        patches_seen=None,
+        # The processor's own limit. The kit does not train Qwen3.5 on images.
+        image_tokens=16_777_216 // token_pixels if values["model_type"] == "qwen3_vl" else 0,
+        token_pixels=token_pixels if values["model_type"] == "qwen3_vl" else None,
+    )
+
+
+def _without_images(layers: Shape, other_parameters: int, projector_weights: int, projector_vectors: int) -> Tower:
+    """A vision encoder whose weights are there, and that no row of the kit reaches."""
+    return Tower(
+        layers=layers,
+        other_parameters=other_parameters,
+        projector_weights=projector_weights,
+        projector_vectors=projector_vectors,
+        patches_per_token=1,
+        values_per_patch=1,
+        patches_seen=None,
+        image_tokens=0,
+    )
+
+
+def _mistral3(values: Mapping[str, Any], text_size: int) -> Tower:
+    vision = values["vision_config"]
+    h, merge = vision["hidden_size"], values.get("spatial_merge_size", 2)
+    layers = _plain_layers(
+        vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], num_norms=2
+    )
+    projector = h * merge**2 * h + h * text_size + text_size**2
+    return _without_images(layers, 3 * vision["patch_size"] ** 2 * h + h, projector, h)
+
+
+def _gemma4(values: Mapping[str, Any], text_size: int) -> Tower:
+    vision, audio = values["vision_config"], values.get("audio_config")
+    h = vision["hidden_size"]
+    layers = _plain_layers(
+        vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], num_norms=4
+    )
+    layers = replace(layers, norm_of_heads="head")
+    patches = 3 * vision["patch_size"] ** 2 * h  # a linear module
+    projector, last = h * text_size, 0
+    if audio:
+        linear, last = _gemma4_audio(audio)
+        projector, last = projector + linear, last + audio["output_proj_dims"] * text_size
+    else:
+        projector, last = 0, projector
+    # transformers keeps the last linear module out of 4 bits.
+    return _without_images(layers, 2 * vision["position_embedding_size"] * h, patches + projector, last)
+
+
+def _gemma4_audio(audio: Mapping[str, Any]) -> tuple[int, int]:
+    """Weights of the linear modules of Gemma 4's audio encoder, and its other parameters."""
+    h, layers, heads = audio["hidden_size"], audio["num_hidden_layers"], audio["num_attention_heads"]
+    first, second = audio["subsampling_conv_channels"]
+    output, kernel = audio["output_proj_dims"], audio.get("conv_kernel_size", 5)
+    in_layer = 16 * h * h + 5 * h * h + 3 * h * h  # two feed-forward parts, attention, and what is around a convolution
+    vectors = layers * (9 * h + h // heads + kernel * h) + 9 * first + first + 9 * first * second + second + output
+    return layers * in_layer + second * 32 * h + h * output, vectors
 
 
 def _of_squares(
@@ -107,11 +181,26 @@ def _layers(
     )
 
 
+def _plain_layers(number: int, hidden_size: int, intermediate_size: int, heads: int, num_norms: int) -> Shape:
+    """Layers without biases, as those of a text."""
+    return replace(
+        _layers(number, hidden_size, intermediate_size, heads, gated=True),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        num_norms=num_norms,
+    )
+
+
 # By the model's type: what reads its config's values and the size of the text's states.
 TOWERS: dict[str, Callable[[Mapping[str, Any], int], Tower]] = {
     "qwen2_vl": lambda values, text_size: _qwen(values["vision_config"], text_size, gated=False),
     "qwen2_5_vl": lambda values, text_size: _qwen(values["vision_config"], text_size, gated=True),
+    "qwen3_vl": _qwen3,
+    "qwen3_5": _qwen3,
+    "mistral3": _mistral3,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "llava": _llava,

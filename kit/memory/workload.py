@@ -253,14 +253,14 @@ class Workload:
     @property
     def trained_in_matrices(self) -> int:
         """Trained weights of the layers' linear modules, or of adapters on them: what muon updates."""
-        return self.adapter_parameters or self.shape.num_layers * self.shape.layer_linear_weights
+        return self.adapter_parameters or self.shape.linear_weights
 
     @property
     def adapter_parameters(self) -> int:
         """Parameters of all adapters; 0 for ``full``."""
         if self.method == "full":
             return 0
-        return self.shape.num_layers * self.shape.adapter_parameters(self.lora_r, self.lora_targets)
+        return self.shape.adapter_parameters(self.lora_r, self.lora_targets)
 
     @property
     def frozen_in_tower(self) -> int:

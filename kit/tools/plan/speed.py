@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from kit.config.optimisers import OPTIMISERS
-from kit.memory.activations import exchanged_kv_size, kept, offloaded
+from kit.memory.activations import exchanged_kv_size, kept_by_all, offloaded
 from kit.memory.formulas import cache_bytes, chunk_tokens
 from kit.memory.operations import operations_per_token, orthogonalising_operations
 from kit.memory.workload import Workload
@@ -106,7 +106,7 @@ def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
     """
     assert gpu.bandwidth is not None
     shape = workload.shape
-    in_4_bits = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
+    in_4_bits = shape.linear_weights if workload.method == "qlora" else 0
     read = workload.compute_bytes * shape.num_parameters + 2.5 * in_4_bits + cache_bytes(workload) / 2
     launches = shape.num_layers * LAUNCHES[workload.method][0][0]
     calls = math.ceil(workload.rows * workload.micro_batches / workload.generated_rows)
@@ -129,9 +129,9 @@ def _elementwise_bytes(workload: Workload, supervised: float) -> float:
     shape = workload.shape
     passes = PASSES_IF_FUSED if workload.fuses else PASSES
     again = 4 / 3 if workload.gradient_checkpointing else 1.0
-    training = passes * again * shape.num_layers * kept(workload) + 30 * supervised * shape.vocab_size
+    training = passes * again * kept_by_all(workload) + 30 * supervised * shape.vocab_size
     # A pass without gradients moves a third of it, as the forward pass that checkpointing repeats does.
-    alone = passes / 3 * shape.num_layers * kept(workload) + 10 * supervised * shape.vocab_size
+    alone = passes / 3 * kept_by_all(workload) + 10 * supervised * shape.vocab_size
     return training + workload.passes * alone
 
 
@@ -158,7 +158,7 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     if workload.method != "full":
         layers += workload.compute_bytes * trained
     if workload.method == "qlora":
-        layers -= (workload.compute_bytes - 0.5) * shape.num_layers * shape.layer_linear_weights
+        layers -= (workload.compute_bytes - 0.5) * shape.linear_weights
     # Head and last norm stay gathered until the end of the next backward pass, and so does an embedding that is tied.
     embedding = 0 if shape.tied else workload.compute_bytes * shape.embedding_parameters
     once = workload.compute_bytes * shape.root_parameters - embedding
@@ -188,7 +188,7 @@ def _optimiser_bytes(workload: Workload) -> float:
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
     if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
         passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
-        weights = workload.shape.num_layers * workload.shape.layer_linear_weights
+        weights = workload.shape.linear_weights
         moved += passes * workload.micro_batches * 4.5 * weights
     return moved
 
