@@ -50,7 +50,8 @@ def test_a_tower_has_the_parameters_of_its_real_class(tmp_path):
         assert shape_of(config.to_dict(), "opened") == replace(shape, name="opened", folder=None)
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
-            layers = model.model.language_model.layers
+            text = next(each for each in ("language_model", "text_model") if hasattr(model.model, each))
+            layers = getattr(model.model, text).layers
         kinds = Counter(tuple(sorted(_linears(layer).items())) for layer in layers)
         assert kinds == {
             tuple(sorted((e.path, (e.inputs, e.outputs)) for e in kind.linears)): n for n, kind in shape.kinds
