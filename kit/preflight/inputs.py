@@ -47,11 +47,11 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
 def _are_quick(entries: Sequence[DatasetEntry], flag: str) -> bool:
     """Whether the columns of all are known without a network."""
     from kit.data.read.sources import hub_id
-    from kit.data.read.stores import is_address
+    from kit.data.read.stores import is_url
 
     for entry in entries:
         try:
-            if is_address(entry.path) or hub_id(entry.path, entry.split or "", flag):
+            if is_url(entry.path) or hub_id(entry.path, entry.split or "", flag):
                 return False
         except UserError:
             pass  # there is no such file, which takes no time to report

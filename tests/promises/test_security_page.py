@@ -49,7 +49,7 @@ TESTS = {
     },
     "A path of an image": {
         "tests/data/read/test_image_files.py": "test_a_path_leads_nowhere_but_below_the_folder "
-        "test_the_known_forms_of_an_image_are_read_and_addresses_are_not",
+        "test_the_known_forms_of_an_image_are_read_and_urls_are_not",
     },
     "No archive of data": {"tests/data/read/test_compressed.py": "test_an_archive_is_refused_by_its_name"},
     "A link in a data folder": {

@@ -42,8 +42,8 @@ def reference(where: str, value: Any) -> Reference:
     if scheme.lower() == "file" and rest.startswith("///"):
         return reference(where, unquote(rest.removeprefix("//")))
     if rest.startswith("//"):
-        fix = "download it first, and give its path: what an address holds may change"
-        raise UserError(where, f"an address ({value[:60]})", _EXPECTED, fix)
+        fix = "download it first, and give its path: the content of a URL may change"
+        raise UserError(where, f"a URL ({value[:60]})", _EXPECTED, fix)
     if len(value) > _MAX_PATH:
         fix = 'of base64, write "data:image/png;base64," before it'
         raise UserError(where, f"{len(value)} characters, which are no path ({value[:40]}...)", _EXPECTED, fix)

@@ -2,7 +2,7 @@
 
 Promises:
 
-- The files of an address are copied into the cache complete or not at all, by one process of a machine, and are then
+- The files of a URL are copied into the cache complete or not at all, by one process of a machine, and are then
   read as local files.
 - Each start asks the store for the version of each file (its ETag, or what the store has like it). Where one differs,
   they are copied again, and then their content counts, as that of any local file.
@@ -30,8 +30,8 @@ _VERSIONS = "ETag etag generation md5Hash blob_id sha256 mtime LastModified last
 _Infos = Mapping[str, Mapping[str, Any]]  # what the store says of each file
 
 
-def fetch(address: str, field: str) -> Path | dict[str, Path]:
-    """Return where the files of an address are on this machine; copy them if they are not there.
+def fetch(url: str, field: str) -> Path | dict[str, Path]:
+    """Return where the files of a URL are on this machine; copy them if they are not there.
 
     For a folder, returns a folder; else each file under the name to show.
 
@@ -41,14 +41,14 @@ def fetch(address: str, field: str) -> Path | dict[str, Path]:
     Raises:
         UserError: nothing is there, it may not be read, the store cannot be reached, or a file changes meanwhile.
     """
-    filesystem, path = open_filesystem(address, field)
+    filesystem, path = open_filesystem(url, field)
 
     def ask() -> tuple[bool, _Infos, str]:
         """Whether the path is a folder; its files, by the names that they get here; and what tells them from others."""
         try:
             is_folder, infos = retried(partial(_look_up, filesystem, path), PAUSES_SECONDS[:1])
         except Exception as error:  # each library has its own
-            raise UserError(problem_of(error, address, field, filesystem, path)) from None
+            raise UserError(problem_of(error, url, field, filesystem, path)) from None
         names = list(infos) if is_folder else [f"{i}/{PurePosixPath(name).name}" for i, name in enumerate(infos)]
         files = dict(zip(names, infos.values(), strict=True))
         return is_folder, files, digest(*((name, info["name"], version(info)) for name, info in files.items()))
@@ -58,20 +58,20 @@ def fetch(address: str, field: str) -> Path | dict[str, Path]:
     staging = durable.staging_of(folder)
     with locked(folder), cannot_write(folder.parent):
         if not folder.is_dir():
-            say(f"copying {address} to the cache: {len(files)} files")
+            say(f"copying {url} to the cache: {len(files)} files")
             try:
-                _copy(filesystem, files, staging, address, field)
+                _copy(filesystem, files, staging, url, field)
                 if ask()[2] != versions:
                     fix = "type the same command again when nothing writes there"
-                    raise UserError(field, f"{address!r} changed while it was copied", fix=fix)
+                    raise UserError(field, f"{url!r} changed while it was copied", fix=fix)
                 os.replace(staging, folder)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     if is_folder:
         return folder
-    before = address.rstrip("/").removesuffix(path)  # of the address of a file
+    before = url.rstrip("/").removesuffix(path)  # for the URL of a file
     paths = [str(info["name"]) for info in files.values()]
-    shown = [address] if paths == [path] else [before + each for each in paths]
+    shown = [url] if paths == [path] else [before + each for each in paths]
     return dict(zip(shown, (folder / name for name in files), strict=True))
 
 
@@ -96,21 +96,21 @@ def _is_file(info: Mapping[str, Any]) -> bool:
     return info["type"] == "file" and not str(info["name"]).endswith("/")  # some stores mark a folder by such a name
 
 
-def _copy(filesystem: Any, files: _Infos, folder: Path, address: str, field: str) -> None:
+def _copy(filesystem: Any, files: _Infos, folder: Path, url: str, field: str) -> None:
     """Copy files into a folder that is made for them."""
     durable.make_afresh(folder)
     for name, info in files.items():
         if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
-            raise UserError(field, f"{address!r} has a file called {name!r}", "no ..")
+            raise UserError(field, f"{url!r} has a file called {name!r}", "no ..")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             retried(partial(filesystem.get_file, info["name"], str(folder / name)))
         except Exception as error:  # each library has its own
             if is_final(error) and isinstance(error, OSError) and error.errno:
                 raise  # of the local disk
-            raise UserError(problem_of(error, address, field)) from None
+            raise UserError(problem_of(error, url, field)) from None
         if info.get("size") not in (None, (folder / name).stat().st_size):
-            found = f"{address!r}: not all of {name!r} arrived, or it changed meanwhile"
+            found = f"{url!r}: not all of {name!r} arrived, or it changed meanwhile"
             raise UserError(field, found, fix="type the same command again")
 
 

@@ -33,7 +33,7 @@ from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, split_name
 from kit.data.read.hub_datasets import Found, open_hub
 from kit.data.read.remote import fetch
-from kit.data.read.stores import is_address
+from kit.data.read.stores import is_url
 from kit.data.read.tables import TableFile
 from kit.system.cache import digest as digest_of
 from kit.system.cache import file_digest, file_stamp
@@ -113,9 +113,9 @@ def open_source(
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     notes: list[str] = []
-    by_sample = streaming and not is_address(name)  # a copy is hashed in no time
+    by_sample = streaming and not is_url(name)  # a copy is hashed in no time
     try:
-        found_at = fetch(name, flag) if is_address(name) else Path(os.path.expanduser(name))
+        found_at = fetch(name, flag) if is_url(name) else Path(os.path.expanduser(name))
         if isinstance(found_at, Path):
             files = _find_files(name, found_at, split.partition("[")[0], flag, notes)
         else:
@@ -156,7 +156,7 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
 
     Raises ``UserError`` if ``name`` is neither. ``flag`` is the recipe's key, for messages.
     """
-    is_found = is_address(name) or _find_files(name, Path(os.path.expanduser(name)), split, flag, [])
+    is_found = is_url(name) or _find_files(name, Path(os.path.expanduser(name)), split, flag, [])
     return None if is_found else name
 
 

@@ -144,7 +144,7 @@ def test_a_file_that_changes_is_not_decoded(tmp_path):
 URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
 
 
-def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
+def test_the_known_forms_of_an_image_are_read_and_urls_are_not():
     from data_helpers import converted, problems_of, sample_of
 
     def row(part, **more):
@@ -184,7 +184,7 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
     for given, found in (
         (
             row({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
-            "an address (https://example.org",
+            "a URL (https://example.org",
         ),
         (row({"type": "image"}, images=["a", "b"]), "2 of them for 1 places"),
         (row({"type": "image", "image": 3}), "a number; expected a path"),

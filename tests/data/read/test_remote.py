@@ -1,4 +1,4 @@
-"""Data at an address are copied once, read as local files are, and noticed when they change."""
+"""Data at a URL are copied once, read as local files are, and noticed when they change."""
 
 import fsspec
 import pytest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.data.read.stores import is_address, open_filesystem, problem_of, retried
+from kit.data.read.stores import is_url, open_filesystem, problem_of, retried
 from kit.system.errors import UserError
 
 
@@ -12,8 +12,8 @@ class NoCredentialsError(Exception):
 
 def test_an_address_has_a_protocol():
     for name in ["s3://b/x", "memory://x", "abfs+x://y", "HTTPS://x"]:
-        assert is_address(name), name
-    assert not any(map(is_address, ["a/b", "/a", "openai/gsm8k:main", "C:/x", "./s3:/x", "x/s3://y"])), name
+        assert is_url(name), name
+    assert not any(map(is_url, ["a/b", "/a", "openai/gsm8k:main", "C:/x", "./s3:/x", "x/s3://y"])), name
 
 
 @pytest.mark.parametrize(("error", "num_calls"), [(ConnectionError(), 4), (PermissionError(), 1),
