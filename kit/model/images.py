@@ -133,8 +133,10 @@ class Images:
         self._tokenizer = processor.tokenizer
         self._decoder = getattr(meta_model, meta_model.base_model_prefix, None) or meta_model.model
         self._accepted = set(signature(type(self._decoder).forward).parameters)
-        merged = processor._merge_kwargs(tokenizer_init_kwargs={})
+        merged = processor._merge_kwargs(processor.valid_processor_kwargs, tokenizer_init_kwargs={})
         self._options = dict(merged["images_kwargs"])
+        types = "return_mm_token_type_ids"  # before transformers 5.23 among the options of texts only
+        self._has_types = bool(merged["text_kwargs"].get(types, merged.get(types)))
         # It counts the tokens of an image of any size. Merging its options for each took nine tenths of the time.
         self._counter = copy.copy(processor)
         self._counter._merge_kwargs = lambda **_: merged
@@ -282,7 +284,7 @@ class Images:
         """What the decoder needs of each token: [B, T], or positions in three axes [4, B, T], the first of the text."""
         kinds = (ids == self.placeholder_id).long()
         inputs = {}
-        if self.processor.return_mm_token_type_ids and "token_type_ids" in self._accepted:
+        if self._has_types and "token_type_ids" in self._accepted:
             inputs["token_type_ids"] = kinds
         if not hasattr(self._decoder, "get_rope_index"):
             return inputs
