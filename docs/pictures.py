@@ -39,9 +39,9 @@ class Picture:
 
 
 PICTURES = {
-    "report": Picture(f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 1280, 1500, ("tiny",)),
+    "report": Picture(f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 1280, 850, ("tiny",)),
     "readme-report": Picture(
-        f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 860, 620, ("tiny",), scale=1.86
+        f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 860, 530, ("tiny",), scale=1.86
     ),
     "inspect": Picture(
         f"cp {ROOT}/recipes/tiny/*.jsonl . && {KIT} inspect --recipe tiny --dataset train.jsonl "
