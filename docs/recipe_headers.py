@@ -64,7 +64,7 @@ class Row:
 def largest(recipes: Mapping[str, tuple[Recipe, Shape]], machines: Sequence[Machine] = MACHINES) -> list[str]:
     """Return a table in Markdown: for each machine and method the largest model whose recipe fits, and its config.
 
-    Models that read images are left out.
+    Models that train on images are left out.
 
     Args:
         recipes: by their names, which end with the method.
@@ -73,7 +73,7 @@ def largest(recipes: Mapping[str, tuple[Recipe, Shape]], machines: Sequence[Mach
     for machine in machines:
         cells = [_name(machine)]
         for method in METHODS:
-            own = [name for name, (recipe, shape) in recipes.items() if recipe.method == method and not shape.tower]
+            own = [name for name, (recipe, _) in recipes.items() if recipe.method == method and not recipe.max_pixels]
             own.sort(key=lambda name: -recipes[name][1].num_parameters)
             ways = ((name, _way(*recipes[name], [machine])) for name in own)
             cell = next((f"`{name}`, `{way.workload.config}`" for name, way in ways if way), "-")

@@ -41,9 +41,9 @@ def qwen3_5(shape: Shape, values: Mapping[str, Any]) -> Shape:
         norm_of_heads="",
         # The convolution, the step's bias and decay, and the norm of a head.
         own_vectors=mixed * values.get("linear_conv_kernel_dim", 4) + 2 * value_heads + of_value,
-        # It keeps 4K + 3V values, of which the formula of attention counts 2K + 2V. In float32, for each head
+        # It keeps 4K + 4V values, of which the formula of attention counts 2K + 2V. In float32, for each head
         # of values: six values, eight keys, what a token has with others of its chunk, and the state of each chunk.
-        kept_values=2 * of_keys + of_values,
+        kept_values=2 * of_keys + 2 * of_values,
         kept_floats=value_heads * (6 * of_value + 8 * of_key + 5 * _CHUNK + of_key * of_value // _CHUNK),
         attended=2 * of_key + 2 * _CHUNK,
     )
