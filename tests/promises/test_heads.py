@@ -175,7 +175,7 @@ TINY = ROOT / "recipes/tiny"
 REFUSED = [
     ("classify", {"predict_with_generate": True}, "predict_with_generate: given with objective classify"),
     ("embed", {"matryoshka_dims": "16,64"}, "matryoshka_dims: 64, but embeddings of"),
-    ("embed", {"lora_dropout": 0.1, "method": "lora"}, "two passes over a text would differ"),
+    ("embed", {"lora_dropout": 0.1, "method": "lora"}, "dropout would make the two GradCache passes differ"),
     (
         "reward",
         {"model_name_or_path": TINY / "model", "adapter_name_or_path": TINY / "sft", "method": "lora"},
