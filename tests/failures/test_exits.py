@@ -50,7 +50,7 @@ def test_every_failure_has_its_status_and_lets_a_save_end_first(error, status, f
 def test_registered_functions_are_called_without_an_error_too(last, status):
     code = LEAVING.format(root=str(ROOT), error="x").replace("raise x", last)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    line = "\nstopped by Ctrl-C; the same command starts again\n" if status == 130 else ""
+    line = "\nstopped by Ctrl-C; type the same command to start again\n" if status == 130 else ""
     assert (done.returncode, done.stdout, done.stderr) == (status, "finished\n", line)
 
 

@@ -157,7 +157,7 @@ def test_what_qat_trained_is_exported_plain_and_rounded_again_is_the_trained_mod
         opened = AutoModelForCausalLM.from_pretrained(tmp_path / "rounded", dtype="auto")
     else:
         export(run.folder, tmp_path / "merged")
-        command = re.search(r"`kit export (.*) --output_dir rounded (.*)`", capsys.readouterr().out)
+        command = re.search(r"`kit export (.*) --output_dir quantized (.*)`", capsys.readouterr().out)
         export(Path(command[1]), tmp_path / "rounded", *command[2].split())
         opened = PeftModel.from_pretrained(
             AutoModelForCausalLM.from_pretrained(tmp_path / "rounded", dtype="auto"), run.folder / "final"
