@@ -168,8 +168,8 @@ def test_rewards_see_special_tokens_and_a_rule_that_suits_no_expected_answer_is_
     rules = ["regex:^<thought>.*</thought>[0-9]+$", "regex:^Answer", "json", f"{tmp_path}/own-thoughts/own.py:letters"]
     flags = {"dataset": path, "new_tokens": "<thought>,</thought>", "rewards": ",".join(rules), "max_steps": 1}
     run = trained("thoughts", **flags)
-    assert run.status == 0 and "warning: --rewards regex:^Answer: 0 for the expected" in run.output, run.output
-    assert "--rewards json: 0" in run.output and "--rewards regex:^<thought>" not in run.output
+    assert run.status == 0 and "warning: --rewards regex:^Answer is 0 for the expected" in run.output, run.output
+    assert "--rewards json is 0" in run.output and "--rewards regex:^<thought>" not in run.output
     assert "<thought>add</thought>" in (run.folder / "report.html").read_text().replace("&lt;", "<").replace(
         "&gt;", ">"
     )
@@ -183,7 +183,7 @@ def test_wrong_combinations_are_refused_before_the_model_is_loaded(trained):
     for changes, words in (
         ({"global_batch_size": 6}, "6 completions a step, in groups of num_generations 4"),
         ({"rewards": None}, "rewards: none given"),
-        ({"max_new_tokens": 128}, "128 tokens of prompt and answer"),
+        ({"max_new_tokens": 128}, "128 tokens for prompt and completion"),
         ({"max_length": 110, "max_new_tokens": 100}, "leaves less than max_new_tokens of max_length"),
         ({"epsilon": 0.2, "epsilon_high": 0.3, "objective": "sft"}, "epsilon_high: objective sft does not read it"),
     ):
