@@ -64,7 +64,7 @@ def adapter_config(name: str) -> dict[str, Any]:
     if not is_local(name):
         from huggingface_hub import try_to_load_from_cache
 
-        with suppress(ValueError):  # it is no hub id
+        with suppress(ValueError):  # it is not a hub id
             path = try_to_load_from_cache(name, ADAPTER_CONFIG)
     return read_object(path) if isinstance(path, Path | str) else {}
 

@@ -114,7 +114,7 @@ def hint_for_other_value(setting: str, value: str) -> str:
 
 
 def kit_of(values: Mapping[str, Any], ours: Collection[str], least: int = 1) -> str:
-    """Return the kit whose file has these keys; empty if it is none of a known kit.
+    """Return the kit whose file has these keys; empty if no known kit has them.
 
     Args:
         values: of the file, not flattened.

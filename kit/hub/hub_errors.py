@@ -40,7 +40,7 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
     reason = first_line(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.HFValidationError):
-        return Problem(field, f"{tried}, and it is no hub id ({reason})")
+        return Problem(field, f"{tried}, and it is not a hub id ({reason})")
     if isinstance(error, errors.GatedRepoError):
         if "await" in str(error).lower():
             return Problem(field, f"{name}: your request for access awaits an answer", fix=f"see {url}")

@@ -106,7 +106,7 @@ def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, 
     from huggingface_hub.errors import RepositoryNotFoundError
 
     if not is_id(name):
-        raise UserError(field, f"{name!r} is no hub id", "OWNER/NAME")
+        raise UserError(field, f"{name!r} is not a hub id", "OWNER/NAME")
     if not huggingface_hub.get_token():
         raise UserError("the hub", f"no token for {constants.ENDPOINT}", fix=_RIGHTS)
     with answers(name):

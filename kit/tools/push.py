@@ -153,7 +153,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(read_small(path))
     except (OSError, ValueError) as error:
-        raise UserError(str(path), f"no JSON ({first_line(error)})", fix="export it again") from None
+        raise UserError(str(path), f"invalid JSON ({first_line(error)})", fix="export it again") from None
     return values if isinstance(values, dict) else {}
 
 
@@ -176,7 +176,7 @@ def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None)
     if isinstance(found, str) and is_id(found):
         return found
     if typed:
-        raise UserError("--base_model", f"{typed!r} is no hub id", "its id on the hub")
+        raise UserError("--base_model", f"{typed!r} is not a hub id", "its id on the hub")
     if adapter is not None:
         text = "a local folder, which others cannot open"
         raise UserError("the base", text, "its id on the hub", "--base_model ID")

@@ -50,7 +50,7 @@ def test_a_name_that_cannot_be_written_is_refused(hub):
     hub.repositories["model", "me/full"] = Repository(True, {"config.json": b"{}"})
     hub.repositories["model", "me/mine"] = Repository(False)
     for name, says in [
-        ("a/..", "push_to_hub: 'a/..' is no hub id"),
+        ("a/..", "push_to_hub: 'a/..' is not a hub id"),
         ("nobody/x", "push_to_hub: nobody: has no such member (me); expected an owner for whom you may write: me/x"),
         ("club/x", "push_to_hub: club: lets you only read (me)"),
         ("me/full", "push_to_hub: me/full holds a full model, and this is an adapter"),

@@ -122,7 +122,7 @@ def open_source(
             files = found_at
         if files and (option := "split" if "[" in split else "revision" if revision else ""):
             value = split if option == "split" else revision
-            raise UserError(f"{flag}_{option}", f"{value!r}, but {name!r} is no hub id", fix=NOT_OF_HUB[option])
+            raise UserError(f"{flag}_{option}", f"{value!r}, but {name!r} is not a hub id", fix=NOT_OF_HUB[option])
         if files:
             opened = Found(name, *_parts(files, flag))
         else:

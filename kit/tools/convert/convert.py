@@ -51,7 +51,7 @@ def convert(
             be a valid recipe.
     """
     if path.suffix == ".sh":
-        fix = "type its flags after `kit train`: the error names ours for each"
+        fix = "type its flags after `kit train`: the error names the equivalent of each"
         raise UserError(str(path), "a shell script", "key: value lines", fix)
     values, lines = read_yaml(path)
     kit = kit_of(values, Recipe.model_fields)

@@ -167,7 +167,7 @@ def as_list(value: Any) -> list[Any]:
 def number(value: Any) -> float:
     """A number in YAML, where 2e-5 is a string. Raises ``ValueError`` for any other value, and for a switch."""
     if isinstance(value, bool):
-        raise ValueError(f"{value}, which is no number")
+        raise ValueError(f"{value}, not a number")
     try:
         return float(value)
     except TypeError:

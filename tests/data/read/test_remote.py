@@ -113,4 +113,4 @@ def test_what_cannot_be_found_is_reported(store):
     assert "did you mean 'memory://bucket/train.jsonl'?" in reported
     assert "nothing at 'memory://bucket/none*.jsonl'" in refused("memory://bucket/none*.jsonl")
     assert "is a folder without data files (.png (1))" in refused("memory://bucket/pictures")
-    assert "is no hub id" in refused("memory://bucket/train.jsonl", revision="main")
+    assert "is not a hub id" in refused("memory://bucket/train.jsonl", revision="main")

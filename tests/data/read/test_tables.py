@@ -26,7 +26,7 @@ def test_what_save_to_disk_has_written_comes_as_it_was(folder):
     assert contents(source_of("several", "train_gen")) == rows[7:8]
     assert source_of("several", "train_gen").notes[0].endswith(".arrow (1)")
     assert "no split 'train'; expected train_gen, train_sft" in refused("several")
-    assert "'train[:5]', but 'one' is no hub id" in refused("one", "train[:5]")
+    assert "'train[:5]', but 'one' is not a hub id" in refused("one", "train[:5]")
     (folder / "one/data-00001-of-00002.arrow").rename("lost.arrow")
     assert "one has 1 files data-*.arrow, of a save of 2; expected all files of one save" in refused("one")
     table.save_to_disk("one", num_shards=1)  # which leaves the files of the save before
