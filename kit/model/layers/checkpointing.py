@@ -8,7 +8,7 @@ that memory can be planned without it (``kit.memory.activations``).
   Norms, activations, rotary embeddings, casts and the narrow products of adapters are computed again.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, Literal
 
 from kit.system.errors import UserError
@@ -62,14 +62,14 @@ class _Kept:
 
     def __init__(self) -> None:
         self._storages: set[int] = set()  # of the results that are kept
-        self._decisions: deque[bool] = deque()
+        self._decisions: dict[Any, deque[bool]] = defaultdict(deque)  # by operation: FSDP2 gathers only the first time
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
         """Return whether to keep the result of ``op``. torch 2.12 asks again when it recomputes the layer."""
         if context.is_recompute:
-            return self._decisions.popleft()
-        self._decisions.append(self._keeps(context, op, args, kwargs))
-        return self._decisions[-1]
+            return self._decisions[op].popleft()
+        self._decisions[op].append(self._keeps(context, op, args, kwargs))
+        return self._decisions[op][-1]
 
     def _keeps(self, context: Any, op: Any, args: Any, kwargs: Any) -> bool:
         name = op._overloadpacket.__name__ if hasattr(op, "_overloadpacket") else op.__name__
