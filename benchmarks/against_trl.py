@@ -3,7 +3,7 @@
     pip install trl==1.16.0
     python benchmarks/against_trl.py --model FOLDER --dataset rows.jsonl --columns question,answer
 
-The data set is one file of JSON Lines with a prompt and a completion, between which a newline is put. Both sides take
+The dataset is one file of JSON Lines with a prompt and a completion, between which a newline is put. Both sides take
 its rows in the order of the file, learn from the completions alone (`+all`: from the prompts too), and update all
 weights in float32 (on a GPU: with bf16 autocast) or adapters of the same shape; what is not named here is each side's
 default. The sides alternate, each run in a new process. The first steps are left out of the speed. Losses are compared
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a causal language model with its tokenizer")
     parser.add_argument("--dataset", required=True)
-    parser.add_argument("--columns", default="prompt,completion", help="their names in the data set")
+    parser.add_argument("--columns", default="prompt,completion", help="their names in the dataset")
     cases = "full, lora; with +all: the prompts are learned from too; with +packing: packed"
     parser.add_argument("--cases", nargs="+", default=["full", "lora"], help=cases)
     parser.add_argument("--max_length", type=int, default=512)

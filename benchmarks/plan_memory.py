@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def make_model(folder: Path, num_layers: int, hidden: int) -> Path:
-    """Write a random Llama with the tokenizer of the tiny recipe, and beside it a data set of long rows."""
+    """Write a random Llama with the tokenizer of the tiny recipe, and beside it a dataset of long rows."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

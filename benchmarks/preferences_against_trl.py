@@ -4,7 +4,7 @@
     python benchmarks/preferences_against_trl.py parity --model FOLDER --dataset rows.jsonl --columns question,answer
     python benchmarks/preferences_against_trl.py speed --model FOLDER --dataset rows.jsonl --columns question,answer
 
-The data set is one file of JSON Lines with a prompt and a completion. The rejected answer of a pair, and each answer
+The dataset is one file of JSON Lines with a prompt and a completion. The rejected answer of a pair, and each answer
 with the label false, is the answer to the next row.
 
 ``parity`` computes one step of the kit (two micro-batches), and the loss of TRL's own trainer for the same token ids
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("what", choices=["parity", "speed"])
     parser.add_argument("--model", required=True, help="folder of a causal language model with its tokenizer")
     parser.add_argument("--dataset", required=True)
-    parser.add_argument("--columns", default="prompt,completion", help="their names in the data set")
+    parser.add_argument("--columns", default="prompt,completion", help="their names in the dataset")
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--out", type=Path, help="append the table to this file")
     parity = parser.add_argument_group("parity")
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def rows_of(args: argparse.Namespace) -> list[dict[str, str]]:
-    """The rows of the data set as pairs."""
+    """The rows of the dataset as pairs."""
     prompt, completion = args.columns.split(",")
     rows = [json.loads(line) for line in Path(args.dataset).read_text().splitlines()]
     others = [*rows[1:], rows[0]]

@@ -2,7 +2,7 @@
 
     python benchmarks/shapes.py --model_name_or_path MODEL --dataset FILE.jsonl [--dataset_columns a=b] [--rows 1 8]
 
-Counts three epochs of the data set, tokenised as a run does it, and of 20,000 log-normal lengths up to 4,096 tokens
+Counts three epochs of the dataset, tokenised as a run does it, and of 20,000 log-normal lengths up to 4,096 tokens
 (median 600, sigma 0.9), in global batches of 64 samples or 16 packs on one GPU. Prints a Markdown table. A shape is the
 number of rows and the tokens of each.
 """
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--model_name_or_path", required=True)
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--dataset_columns", default={}, help="as in a recipe")
-    parser.add_argument("--max_length", type=int, default=1024, help="of the data set; longer rows are left out")
+    parser.add_argument("--max_length", type=int, default=1024, help="of the dataset; longer rows are left out")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of a micro-batch")
     args = parser.parse_args()
     drawn = np.random.default_rng(0).lognormal(np.log(600), 0.9, 20_000)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def lengths_of(args: argparse.Namespace) -> np.ndarray:
-    """Return the tokens of each sample of the data set, int64 [N]."""
+    """Return the tokens of each sample of the dataset, int64 [N]."""
     recipe = Recipe(
         model_name_or_path=args.model_name_or_path,
         dataset=args.dataset,

@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py --shape llama-1b --methods full lora qlora --out results.md
 
-Makes a model folder of the shape (recipes/shapes/) with random weights and a data set of full-length samples, then
+Makes a model folder of the shape (recipes/shapes/) with random weights and a dataset of full-length samples, then
 runs recipes/finetune.py as a user would: some steps, the same command again for a few more, and the merge of the
 adapter. The rate is the median over the steps after the first five.
 """

@@ -1,4 +1,4 @@
-"""Fixtures: a tiny random Llama with its tokenizer, a chat data set, and the real script run as real processes."""
+"""Fixtures: a tiny random Llama with its tokenizer, a chat dataset, and the real script run as real processes."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Small tokenizers, chats, and data sets on disk in every kind of file, opened as a run opens them."""
+"""Small tokenizers, chats, and datasets on disk in every kind of file, opened as a run opens them."""
 
 import bz2
 import gzip
@@ -149,7 +149,7 @@ ROWS = {"sft": pairs, "dpo": preference_pairs, "kto": rated_answers}  # by objec
 
 
 def source_of(name, split="train", **options):
-    """The data set called ``name``, opened."""
+    """The dataset called ``name``, opened."""
     return open_source(str(name), split, "dataset", **options)
 
 
@@ -310,7 +310,7 @@ def made(row, mapping=None, kind=AnswerRows):
 
 
 def converted(row, fields, *prompt_format, kind=AnswerRows):
-    """The sample that ``row`` becomes, or its problems, with ``fields`` that were chosen for its data set."""
+    """The sample that ``row`` becomes, or its problems, with ``fields`` that were chosen for its dataset."""
     return to_sample(row, fields, kind.format_of(fields), *prompt_format)
 
 

@@ -17,7 +17,7 @@ _FOLDERS = ("samples", "references", "teachers")  # of the cache, with entries
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the cache: a tokenised data set, or log-probabilities that a reference or a teacher gives to one."""
+    """An entry of the cache: a tokenised dataset, or log-probabilities that a reference or a teacher gives to one."""
 
     folder: Path
     num_bytes: int

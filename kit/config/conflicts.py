@@ -32,7 +32,7 @@ def find_conflicts(recipe: Recipe, where: Mapping[str, str], left_out: set[str])
 def describe_unused(recipe: Recipe) -> list[str]:
     """Return lines that name the settings which were given and have no effect without another; none if all have one.
 
-    They are not refused: a recipe may hold them for another method, or for another data set.
+    They are not refused: a recipe may hold them for another method, or for another dataset.
     """
     unused: dict[str, list[str]] = {}
     info: Any

@@ -1,4 +1,4 @@
-"""One entry of a list of data sets in a recipe. Plain Python, PyYAML and pydantic."""
+"""One entry of a list of datasets in a recipe. Plain Python, PyYAML and pydantic."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _data = partial(option, "Data")
 
 
 class DatasetEntry(BaseModel):
-    """One entry of a list of data sets in a recipe."""
+    """One entry of a list of datasets in a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
 
@@ -85,7 +85,7 @@ class DatasetEntry(BaseModel):
 
 
 def without_point(value: Any) -> Any:
-    """Return a whole number of a data set as an ``int``; anything else as it is."""
+    """Return a whole number of a dataset as an ``int``; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -67,7 +67,7 @@ class _OfFile(GenerateJsonSchema):
         listed = super().list_schema(schema)
         items = listed["items"].get("anyOf", [listed["items"]])
         items = [each for each in items if each.get("pattern") != f"^{PATTERN}$"]  # code: the command line only
-        if "$ref" in items[0]:  # a data set, which may be its path alone
+        if "$ref" in items[0]:  # a dataset, which may be its path alone
             items.append(_SCALAR)
         return {"anyOf": [{**listed, "items": {"anyOf": items}}, _SCALAR]}
 

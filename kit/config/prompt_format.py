@@ -1,4 +1,4 @@
-"""The prompt of a row with an instruction and an input (Alpaca style): ``prompt_format`` of a data set. Pure.
+"""The prompt of a row with an instruction and an input (Alpaca style): ``prompt_format`` of a dataset. Pure.
 
 The form is ``{instruction}[ with {input}]``. What stands in square brackets is written only where a row has an input.
 Doubled brackets and braces (``[[``, ``}}``) stand for single ones.

@@ -78,7 +78,7 @@ class Recipe(
 
     @property
     def eval_dataset_entries(self) -> list[DatasetEntry]:
-        """The data sets of ``eval_dataset``; empty if it is not set."""
+        """The datasets of ``eval_dataset``; empty if it is not set."""
         entries = entries_of(
             self.eval_dataset or [], self.dataset_config, self.eval_dataset_split, self.dataset_columns, None
         )

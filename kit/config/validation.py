@@ -101,7 +101,7 @@ def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
 
 
 def _inside_entry(shown: str, item: Any) -> Problem | None:
-    """The problem of one entry in a list of data sets; None if ``item`` is an error in another list."""
+    """The problem of one entry in a list of datasets; None if ``item`` is an error in another list."""
     loc, fields = item["loc"], DatasetEntry.model_fields
     if not any("DatasetEntry" in str(step) for step in loc):
         return None

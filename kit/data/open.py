@@ -50,7 +50,7 @@ def open_data(
 ) -> Data:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
-    The stages: an encoder of the settings; whether the data sets fit them; the samples of each data set; those that the
+    The stages: an encoder of the settings; whether the datasets fit them; the samples of each dataset; those that the
     run uses; their order.
 
     Args:
@@ -61,7 +61,7 @@ def open_data(
         images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
 
     Raises:
-        UserError: with all problems of all data sets.
+        UserError: with all problems of all datasets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
     encoder = Encoder(tokenizer, template, settings, vocab_size, kind, images, no_images)
@@ -147,7 +147,7 @@ def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list
 
 
 def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> Store:
-    """The samples of a data set. Raises ``UserError`` if they cannot be trained on as they are."""
+    """The samples of a dataset. Raises ``UserError`` if they cannot be trained on as they are."""
     name = dataset.source.name
     store = tokenise(dataset, encoder, settings.dataset_num_proc, settings.on_bad_row == "skip")
     samples = store.arrays["samples"]
@@ -165,7 +165,7 @@ def _check_number(samples: Samples) -> None:
 
 
 def last_ids(samples: Samples) -> set[int]:
-    """Return the tokens with which texts for a head end, of all data sets of ``samples``."""
+    """Return the tokens with which texts for a head end, of all datasets of ``samples``."""
     ids: set[int] = set()
     for store in samples.stores:
         ends = np.cumsum(store.arrays["sequence_lengths"], dtype=np.int64) - 1

@@ -184,7 +184,7 @@ def _base_id(name: str) -> str | None:
 
 
 def _data_id(entry: DatasetEntry) -> str | None:
-    """The hub id of a data set; None for files."""
+    """The hub id of a dataset; None for files."""
     with suppress(UserError, OSError):  # an export may come after the files have moved
         found = hub_id(entry.path, entry.split or "", "dataset")
         return _valid_id(found) if found else None

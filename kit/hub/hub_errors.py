@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from kit.system.errors import Problem, did_you_mean, first_line
 
 Kind = Literal["model", "dataset"]
-_TITLES: dict[Kind, str] = {"model": "model", "dataset": "data set"}
+_TITLES: dict[Kind, str] = {"model": "model", "dataset": "dataset"}
 
 
 def check_access(name: str, kind: Kind, info: Any) -> None:

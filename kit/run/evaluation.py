@@ -28,7 +28,7 @@ class Evaluation:
 
     Attributes:
         metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
-            ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
+            ``eval_tokens`` (supervised tokens); with several datasets also ``eval_loss/<name>`` and
             ``eval_tokens/<name>``; with generation ``eval_exact_match`` and the others of the
             setting ``metrics`` (``kit.scoring.metrics.Metric.results``): of a conversation only the last answer is
             generated, of a pair the chosen answer is expected. For preferences

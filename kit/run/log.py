@@ -57,7 +57,7 @@ class Log:
             output_dir: of the run; ``metrics.jsonl`` is written there.
             state: of the loop; the loop updates it before it calls ``step``.
             total_steps: the number of steps of the whole run.
-            dataset_names: the names of the training data sets.
+            dataset_names: the names of the training datasets.
             workload: of a step; None: not known.
         """
         self.accelerator = accelerator

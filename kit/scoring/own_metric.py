@@ -64,7 +64,7 @@ def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float
     """Return what the function gives for one answer.
 
     Args:
-        row: of the data set, unchanged.
+        row: of the dataset, unchanged.
         origin: the row's place, for the message: ``eval.jsonl:17``.
 
     Raises:

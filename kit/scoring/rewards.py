@@ -42,7 +42,7 @@ class Attempt(NamedTuple):
 
     expected: str
     answer: str
-    row: Any  # of the data set; None if no reward of the user reads it
+    row: Any  # of the dataset; None if no reward of the user reads it
     origin: str  # ``train.jsonl:17``
     num_tokens: int  # of the answer
     max_new_tokens: int

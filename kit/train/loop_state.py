@@ -80,7 +80,7 @@ class LoopState:
         if not result.is_finite:
             return None
         self.recent_losses = [*self.recent_losses, result.loss][-RECENT_STEPS:]
-        # A median of 0, as of a memorised data set, has no multiples.
+        # A median of 0, as of a memorised dataset, has no multiples.
         is_spike = bool(spike_ratio) and median > 0 and result.loss > spike_ratio * median
         return LossSpike(result.loss / median, num_losses) if is_spike else None
 

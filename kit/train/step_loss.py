@@ -29,7 +29,7 @@ class StepLoss:
     here is of a loss over the cross-entropy of each target, without a pass before the step.
 
     Attributes:
-        dataset_names: the names of the training data sets, by their index in ``MicroBatch.dataset_ids``.
+        dataset_names: the names of the training datasets, by their index in ``MicroBatch.dataset_ids``.
         target_values: None: ``terms`` gets the cross-entropy of each target, which is all that most objectives need.
 
             Else a method ``target_values(self, micro_batch, logits, rows)``: ``terms`` gets its values instead, float32

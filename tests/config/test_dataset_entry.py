@@ -1,4 +1,4 @@
-"""An entry of a list of data sets has a name for tables, and a list is written so that a shell and YAML read it."""
+"""An entry of a list of datasets has a name for tables, and a list is written so that a shell and YAML read it."""
 
 from kit.config.dataset_entry import DatasetEntry, in_one_line, with_own_names
 from kit.schema.fields import dataset_entries

@@ -71,7 +71,7 @@ def test_a_list_of_data_sets_is_checked_entry_by_entry():
         ("[a, {path: b, wieght: 1}]", r"--dataset\[1\].wieght: unknown key; .*\n.*did you mean 'weight'"),
         ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
         ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected column=field"),
-        ("a.jsonl,b/a.jsonl", r"two data sets are named 'a'\n.*name: first"),
+        ("a.jsonl,b/a.jsonl", r"two datasets are named 'a'\n.*name: first"),
         ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
     ]
     for value, message in cases:

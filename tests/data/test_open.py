@@ -1,4 +1,4 @@
-"""The data of a run: every data set checked at once, mixed as asked, held out the same way each time."""
+"""The data of a run: every dataset checked at once, mixed as asked, held out the same way each time."""
 
 import copy
 

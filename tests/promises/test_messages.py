@@ -50,9 +50,9 @@ MESSAGES = {
     f"{OURS} --dataset muted.jsonl": ["muted.jsonl: nothing in 1 samples is supervised", "kit inspect"],
     f"{OURS} --dataset short.jsonl.gz": ["short.jsonl.gz: damaged or cut short (EOFError"],
     f"{OURS} --dataset pairs.jsonl": ["pairs.jsonl: columns prompt, chosen, rejected", "--objective dpo"],
-    # data sets
+    # datasets
     f"{OURS} --dataset data.pkl": ["'data.pkl' ends in '.pkl'; expected .jsonl"],
-    f"{OURS} --dataset chat.jsonl,other/chat.jsonl": ["two data sets are named 'chat'", "name:"],
+    f"{OURS} --dataset chat.jsonl,other/chat.jsonl": ["two datasets are named 'chat'", "name:"],
     f"{OURS} --dataset nothing-*.jsonl": ["dataset: no file or folder 'nothing-*.jsonl'"],
     f"{OURS} --dataset someone/else": ["dataset: no file or folder 'someone/else', and "],
     f"{CHAT} --chat_template gemma": ["'gemma' needs bos_token, <start_of_turn>", "take another template"],

@@ -9,12 +9,12 @@ import torch
 from helpers import make_model, matrix
 from safetensors.torch import load_file
 
-ROW = 37  # of the data set, the only one with the poisoned token
+ROW = 37  # of the dataset, the only one with the poisoned token
 
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory, chat_file):
-    """A model that answers NaN to one character, and a data set with that character in one row."""
+    """A model that answers NaN to one character, and a dataset with that character in one row."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("poisoned")

@@ -63,7 +63,7 @@ def step(setting, size, spoil=lambda model: None, max_grad_norm=1.0, weigh=lambd
     rows = [[np.array([i]) for i in IDS[first : first + size]] for first in range(0, len(IDS), size)]
     batches = [weigh(collator.collate(samples, each)) for each in rows]
     num_datasets = 1 + max(int(batch.dataset_ids.max()) for batch in batches)
-    objective = SupervisedLoss([f"data set {i}" for i in range(num_datasets)])
+    objective = SupervisedLoss([f"dataset {i}" for i in range(num_datasets)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     result = train_step(prepared(model, optimizer), objective, batch_of(batches, num_datasets), 1e-3, max_grad_norm)
     assert result.objective == "SupervisedLoss"
@@ -96,7 +96,7 @@ def test_each_data_set_has_its_own_loss(setting):
     assert parts.loss == pytest.approx(plain.loss, rel=1e-6) and len(parts.metrics) == 2
     assert min(parts.metrics.values()) < plain.loss < max(parts.metrics.values())
     empty, _, _ = step(setting, 2, weigh=lambda batch: replace(batch, dataset_ids=batch.dataset_ids + 1))
-    assert empty.metrics == {"loss/data set 1": pytest.approx(plain.loss, rel=1e-6)}  # data set 0 had no target
+    assert empty.metrics == {"loss/dataset 1": pytest.approx(plain.loss, rel=1e-6)}  # dataset 0 had no target
 
 
 @pytest.mark.slow

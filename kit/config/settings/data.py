@@ -75,13 +75,13 @@ class DataSettings(BaseModel):
         False, "pack samples into rows of max_length tokens, padding-free; attention stays within each sample"
     )
     max_train_samples: int | None = _identity(
-        None, "train on the first N samples only; with several data sets, N in total, spread over all", "samples", ge=1
+        None, "train on the first N samples only; with several datasets, N in total, spread over all", "samples", ge=1
     )
     dataset_num_proc: int | None = _option(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
     @property
     def dataset_entries(self) -> list[DatasetEntry]:
-        """The data sets to train on, without those of weight 0."""
+        """The datasets to train on, without those of weight 0."""
         entries = entries_of(
             self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns, self.dataset_revision
         )
@@ -97,7 +97,7 @@ def entries_of(
 
 
 def _lists(recipe: Any, test: Callable[[list[DatasetEntry]], object], flag: str = "dataset") -> object:
-    """What ``test`` returns for a list of data sets; false for a single one."""
+    """What ``test`` returns for a list of datasets; false for a single one."""
     entries = getattr(recipe, flag)
     return isinstance(entries, list) and test(entries)
 
@@ -112,7 +112,7 @@ RULES = (
         Rule(
             flag,
             partial(lambda flag, r: _lists(r, _name_of_two, flag), flag),
-            "two data sets are named {it!r}",
+            "two datasets are named {it!r}",
             "name one of them in a list: [{path: a.jsonl, name: first}, {path: b.jsonl}]",
         )
         for flag in ("dataset", "eval_dataset")
@@ -126,7 +126,7 @@ RULES = (
     Rule(
         "dataset",
         lambda r: _lists(r, lambda entries: len({entry.weight is None for entry in entries}) == 2),
-        "only some data sets have a weight",
+        "only some datasets have a weight",
         "give each a weight, or none of them: then each counts by its size",
     ),
     Rule(
@@ -139,7 +139,7 @@ RULES = (
         "shuffle dataset",
         lambda r: not r.shuffle and _lists(r, lambda entries: entries[0].weight is not None),
         "false, but weights draw samples at random",
-        "--shuffle true; or leave out the weights: data sets then follow each other",
+        "--shuffle true; or leave out the weights: datasets then follow each other",
     ),
     Rule(
         "streaming max_steps",
@@ -175,13 +175,13 @@ RULES = (
     Rule(
         "streaming dataset",
         lambda r: r.streaming and _lists(r, lambda entries: len(entries) > 1 and entries[0].weight is None),
-        "several data sets without weights",
+        "several datasets without weights",
         "give each a weight: a stream's size is not known",
     ),
     Rule(
         "streaming dataset",
         lambda r: r.streaming and _lists(r, lambda entries: any(entry.max_samples for entry in entries)),
-        "max_samples, which draws from a whole data set",
+        "max_samples, which draws from a whole dataset",
         "leave out max_samples: a run reads no more of a stream than its steps need",
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""Converts a row of a data set, in any known format, to a sample in the kit's form. Pure: reads no file.
+"""Converts a row of a dataset, in any known format, to a sample in the kit's form. Pure: reads no file.
 
 A sample is one of:
 
@@ -35,7 +35,7 @@ NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
 IMAGES = "images"
 IGNORED = -100  # the label of a token that is masked out of the loss
-ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of data sets that have none
+ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of datasets that have none
 ANSWERS = ("output", "completion", "chosen", "rejected", "reasoning_content")  # which may stand alone in a list
 
 Sample = dict[str, Any]
@@ -47,10 +47,10 @@ class Format:
 
     Attributes:
         columns: what every row has. No other format has the same first one and only some of the others.
-        make: makes a sample of the values of a row, by our names of the columns; a column that the data set lacks is
+        make: makes a sample of the values of a row, by our names of the columns; a column that the dataset lacks is
             absent, a value that the row lacks is None. Raises ``UserError`` with the first thing that is wrong.
-        optional: columns that a data set may have too; a row may lack them, or have null.
-        all_or_none: columns that a data set may have too, but then in every row.
+        optional: columns that a dataset may have too; a row may lack them, or have null.
+        all_or_none: columns that a dataset may have too, but then in every row.
         is_chat: each row is a conversation. Its user turns are masked out of the loss, which is checked.
     """
 
@@ -77,7 +77,7 @@ def to_sample(
 ) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``choose_fields``, ``format`` what they are of, ``prompt_format`` that of the data set.
+    ``fields`` is the result of ``choose_fields``, ``format`` what they are of, ``prompt_format`` that of the dataset.
     ``Problem.where`` is a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
     row = opened(row, fields.values())
@@ -123,7 +123,7 @@ def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapp
         expected = "it with an instruction that is a string"
         raise UserError("input", "given without an instruction", expected)
     if more and prompt_format and not reads_input(prompt_format):
-        expected = "none, because prompt_format of the data set has no {input}"
+        expected = "none, because prompt_format of the dataset has no {input}"
         raise UserError("input", "a text", expected)
     if not more and (prompt_format is None or instruction is None or are_messages(instruction)):
         return values

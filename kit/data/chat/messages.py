@@ -302,7 +302,7 @@ def read_kwargs(where: str, kwargs: Any) -> Message:
 def parsed(where: str, value: Any) -> Any:
     """Parse a value if it is a string, and return any other value as it is. Raises ``UserError`` if it is not JSON.
 
-    Data sets store tool calls as JSON strings because objects with different keys do not fit in one Arrow column. Some
+    Datasets store tool calls as JSON strings because objects with different keys do not fit in one Arrow column. Some
     hold the JSON string of such a string.
     """
     try:

@@ -62,7 +62,7 @@ FORMS = ("chat", "ended", "plain")
 
 
 def form_of(*counts: Mapping[str, int]) -> str:
-    """Return the form of texts for a model of them all, given how many of each data set have which."""
+    """Return the form of texts for a model of them all, given how many of each dataset have which."""
     return next((form for form in FORMS if any(each.get(f"num_{form}") for each in counts)), FORMS[0])
 
 

@@ -91,7 +91,7 @@ def without_keys(row: Mapping[str, Any], names: Collection[str]) -> Mapping[str,
 
 
 class Unused:
-    """The columns and keys of one data set's rows that its format does not read."""
+    """The columns and keys of one dataset's rows that its format does not read."""
 
     def __init__(
         self, format: Format, fields: Mapping[str, str], ignored: Collection[str], is_demonstration: bool = True

@@ -36,7 +36,7 @@ class MicroBatch:
     target_positions: torch.Tensor  # int64 [S]: b * T + t, the positions whose hidden state predicts a target
     targets: torch.Tensor  # int64 [S]: ids of the supervised tokens
     weights: torch.Tensor  # float32 [S]: of each target in the loss
-    dataset_ids: torch.Tensor  # int64 [S]: the data set of each target, see ``Samples.dataset_ids``
+    dataset_ids: torch.Tensor  # int64 [S]: the dataset of each target, see ``Samples.dataset_ids``
     # Set if each row is one sample.
     attention_mask: torch.Tensor | None = None  # int64 [B, T]
     # Set if each row is a pack. There are n segments in all; the padding of a row is a segment too.

@@ -50,12 +50,12 @@ class Data:
 
     @property
     def dataset_names(self) -> list[str]:
-        """The names of the training data sets."""
+        """The names of the training datasets."""
         return [dataset.entry.name for dataset in self.datasets]
 
     @property
     def looked_at(self) -> Samples:
-        """Samples to train on: all, or the first ones of each data set of a stream."""
+        """Samples to train on: all, or the first ones of each dataset of a stream."""
         return self.train
 
     @property

@@ -24,12 +24,12 @@ from kit.data.samples.samples import Samples
 from kit.system.phases import READING, Phase
 from kit.system.visible import one_line
 
-MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
+MANY_PASSES = 20  # more passes over a dataset in one epoch give a warning: the model would memorise it
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The data of one optimiser step. The counts are over all ranks, one count for each data set."""
+    """The data of one optimiser step. The counts are over all ranks, one count for each dataset."""
 
     micro_batches: list[MicroBatch]  # of this rank
     target_weights: np.ndarray  # float64 [num_datasets]: sums of the targets' weights; their total divides the loss
@@ -168,7 +168,7 @@ class Feed:
         return {}
 
     def notes(self) -> list[str]:
-        """Lines for the user: how full packs are, and how often each data set is used in an epoch."""
+        """Lines for the user: how full packs are, and how often each dataset is used in an epoch."""
         return ([self._packing_note()] if self._settings.packing else []) + self._mixing_notes()
 
     def _packing_note(self) -> str:
@@ -179,7 +179,7 @@ class Feed:
         return f"packing: {len(epoch)} packs of {capacity} tokens, {share:.2%} full"
 
     def _mixing_notes(self) -> list[str]:
-        """One line for each data set, if they have weights."""
+        """One line for each dataset, if they have weights."""
         if not self._order.quotas:
             return []
         quotas = np.array(self._order.quotas)

@@ -6,7 +6,7 @@ Promises:
 
 - The order does not depend on the number of processes or the micro-batch size, with and without packing.
 - Every global batch is full, so a run that is extended continues exactly where it ended.
-- If data sets have weights, each gets its share in every epoch. Each goes through its own samples in passes: no
+- If datasets have weights, each gets its share in every epoch. Each goes through its own samples in passes: no
   sample is used twice before all others were used once.
 """
 
@@ -31,7 +31,7 @@ def permutation(num: int, seed: int, kind: int, number: int = 0, dataset_id: int
     Args:
         kind: the purpose of the random numbers, such as ``EPOCH``.
         number: distinguishes permutations for one purpose, such as the number of the epoch.
-        dataset_id: the index of the data set, or another number that tells apart permutations.
+        dataset_id: the index of the dataset, or another number that tells apart permutations.
     """
     return np.argsort(_words(num, seed, kind, number, dataset_id), kind="stable")
 
@@ -64,9 +64,9 @@ class Order:
 
     Args:
         lengths: int [N], tokens of each sample.
-        dataset_ids: int [N], the index of the data set of each sample: the samples of a data set follow one another.
+        dataset_ids: int [N], the index of the dataset of each sample: the samples of a dataset follow one another.
         batch_size: items in a global batch.
-        weights: the share of each data set in an epoch, relative to the others; None: an epoch has each sample once.
+        weights: the share of each dataset in an epoch, relative to the others; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
         shuffle: if not, each epoch has the samples in their own order, and a pack has samples that follow one another.
     """
@@ -81,13 +81,13 @@ class Order:
         capacity: int | None = None,
         shuffle: bool = True,
     ) -> None:
-        assert shuffle or not weights, "shares of data sets are drawn at random"
+        assert shuffle or not weights, "shares of datasets are drawn at random"
         self._lengths = lengths
         self._seed = seed
         self._batch_size = batch_size
         self._capacity = capacity
         self._shuffle = shuffle
-        # With weights, of each data set: its first sample, its size, and how many samples it has in an epoch.
+        # With weights, of each dataset: its first sample, its size, and how many samples it has in an epoch.
         self._firsts: list[int] = []
         self.sizes: list[int] = []
         self.quotas: list[int] = []
@@ -113,7 +113,7 @@ class Order:
             return permutation(len(self._lengths), self._seed, EPOCH, epoch)
         chosen = []
         for dataset_id, (size, quota) in enumerate(zip(self.sizes, self.quotas, strict=True)):
-            first = epoch * quota  # of the samples that all epochs take of this data set
+            first = epoch * quota  # of the samples that all epochs take of this dataset
             passes = range(first // size, (first + quota - 1) // size + 1)
             orders = [permutation(size, self._seed, PASS, number, dataset_id) for number in passes]
             start = first % size

@@ -1,7 +1,7 @@
 """Subsets of samples: drawn at random, held out for evaluation, or the first ones only.
 
 Promises: each choice depends only on the data and the recipe, so it is the same on every rank; a note says what is left
-out; no data set is left without a sample to train on.
+out; no dataset is left without a sample to train on.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from kit.system.errors import UserError
 
 
 def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: list[str]) -> Samples:
-    """Draw rows of data sets, and add a note for each. What is drawn of a data set depends on ``seed`` and its size.
+    """Draw rows of datasets, and add a note for each. What is drawn of a dataset depends on ``seed`` and its size.
 
     Args:
-        limits: of each data set the number of rows; below 1 their share, rounded; None: all.
+        limits: of each dataset the number of rows; below 1 their share, rounded; None: all.
     """
     if not any(limits):
         return samples
@@ -26,7 +26,7 @@ def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: li
         of_dataset = samples.dataset_ids == dataset_id
         if limit is None or not of_dataset.any():
             continue
-        first, last = rows[of_dataset][[0, -1]]  # rows of a data set follow one another
+        first, last = rows[of_dataset][[0, -1]]  # rows of a dataset follow one another
         num_rows = int(last - first) + 1
         num = int(limit) if limit >= 1 else max(1, round(limit * num_rows))
         used = _is_first(permutation(num_rows, seed, DRAW), min(num, num_rows))
@@ -47,7 +47,7 @@ def hold_out(samples: Samples, size: float, seed: int, notes: list[str]) -> tupl
         The samples to train on, and those held out.
 
     Raises:
-        UserError: nothing would be held out, or nothing of a data set left to train on.
+        UserError: nothing would be held out, or nothing of a dataset left to train on.
     """
     rows = samples.rows()
     num_rows = int(rows.max()) + 1
@@ -66,7 +66,7 @@ def hold_out(samples: Samples, size: float, seed: int, notes: list[str]) -> tupl
 
 
 def limited(samples: Samples, num: int | None, purpose: str, notes: list[str]) -> Samples:
-    """Select the first ``num`` samples; of several data sets, ``num`` spread over all. Adds a note that says which.
+    """Select the first ``num`` samples; of several datasets, ``num`` spread over all. Adds a note that says which.
 
     Args:
         purpose: ``training`` or ``evaluation``.
@@ -75,7 +75,7 @@ def limited(samples: Samples, num: int | None, purpose: str, notes: list[str]) -
     if num is None or num >= total:
         return samples
     if len(samples.stores) > 1:
-        notes.append(f"{purpose} on {num} of {total} samples, spread over all data sets")
+        notes.append(f"{purpose} on {num} of {total} samples, spread over all datasets")
         chosen = np.linspace(0, total - 1, num).round().astype(np.int64)
     else:
         notes.append(f"{purpose} on the first {num} of {total} samples")
@@ -87,11 +87,11 @@ def limited(samples: Samples, num: int | None, purpose: str, notes: list[str]) -
 
 
 def _check_all_used(before: Samples, after: Samples, setting: str) -> None:
-    """Raise ``UserError`` if a data set has samples in ``before``, but none in ``after``, because of ``setting``."""
+    """Raise ``UserError`` if a dataset has samples in ``before``, but none in ``after``, because of ``setting``."""
     for dataset_id in np.setdiff1d(before.dataset_ids, after.dataset_ids):
         found = f"nothing of {before.dataset_names[dataset_id]} is left to train on"
-        fix = "leave that data set out, or take more samples"
-        raise UserError(setting, found, "some samples of each data set", fix)
+        fix = "leave that dataset out, or take more samples"
+        raise UserError(setting, found, "some samples of each dataset", fix)
 
 
 def leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Chooses the columns of a data set to read. Pure.
+"""Chooses the columns of a dataset to read. Pure.
 
 Promise: a format is chosen only by the kit's own names, or by the user's mapping. Names that are well known elsewhere,
 and whose first values have the type of a field, are quoted by the message, as a mapping to type, and never guessed.
@@ -62,17 +62,17 @@ def choose_fields(
     kind: type[RowKind] = AnswerRows,
     proposed: list[Problem] | None = None,
 ) -> dict[str, str]:
-    """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
+    """Choose a format by the columns of a dataset: ``{"prompt": "question", "completion": "answer"}``.
 
     The result maps each of our fields to their column. If the columns allow several formats, the one with most fields
     of ``mapping`` is taken, and of equals the first of the kind.
 
     Args:
-        row: the first of the data set.
+        row: the first of the dataset.
         mapping: the recipe's ``dataset_columns``, their column to our field, or a key of the objects in a column, such
             as ``reward_model.ground_truth``. What it maps to ``IGNORE`` is absent.
-        name: the data set's, for messages.
-        may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
+        name: the dataset's, for messages.
+        may_lack: ``mapping`` was written for another dataset (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
         kind: the dataset type that the objective needs.
         proposed: if no format fits and the message has a mapping, it is added here, and the fields are those of the

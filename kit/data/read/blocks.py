@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """A file, or a shard of a data set. Immutable, and can be pickled to another process. Subclasses read it.
+    """A file, or a shard of a dataset. Immutable, and can be pickled to another process. Subclasses read it.
 
     Attributes:
         has_schema: all rows have the same columns, of which only those asked for are read.

@@ -1,6 +1,6 @@
-"""Data sets of the hub.
+"""Datasets of the hub.
 
-Promises: if the library or the hub refuses a data set, the message lists its splits or configs; an unreachable hub is
+Promises: if the library or the hub refuses a dataset, the message lists its splits or configs; an unreachable hub is
 reported after one short request, not after long retries.
 """
 
@@ -22,17 +22,17 @@ HUB_SECONDS = 5.0  # timeout of the first request to the hub
 
 @dataclass(frozen=True)
 class Found:
-    """What the name of a data set stands for."""
+    """What the name of a dataset stands for."""
 
     name: str  # to show
     parts: Sequence[Part]
     files: Sequence[Path]  # the files whose content goes into the digest of the source
     marks: Sequence[Any]  # what else goes into the digest; JSON values
-    commit: str | None = None  # of a data set of the hub
+    commit: str | None = None  # of a dataset of the hub
 
 
 def _loaded(name: str, dataset: Any) -> Found:
-    """A data set that the library has put on disk."""
+    """A dataset that the library has put on disk."""
     # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
@@ -41,7 +41,7 @@ def _loaded(name: str, dataset: Any) -> Found:
 
 
 def ask_hub(name: str, flag: str, revision: str | None = None) -> str | None:
-    """Ask the hub, in one short request, for the commit of a data set at ``revision``, or for the newest one.
+    """Ask the hub, in one short request, for the commit of a dataset at ``revision``, or for the newest one.
 
     Raises ``UserError`` if it refuses.
     """
@@ -58,10 +58,10 @@ def ask_hub(name: str, flag: str, revision: str | None = None) -> str | None:
 def open_hub(
     name: str, split: str, flag: str, config: str | None, streaming: bool, revision: str | None = None
 ) -> Found:
-    """Open a data set of the hub: download it or, with ``streaming``, read its shards over the network later.
+    """Open a dataset of the hub: download it or, with ``streaming``, read its shards over the network later.
 
     ``name`` is the hub id, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if the hub cannot be
-    reached, refuses the data set, or has no such config, split or revision.
+    reached, refuses the dataset, or has no such config, split or revision.
     """
     import datasets
     from huggingface_hub import constants
@@ -74,7 +74,7 @@ def open_hub(
     named = {} if newest else {"revision": commit or revision}
     try:
         dataset = datasets.load_dataset(name, config, split=split, streaming=streaming, **named)
-    except Exception as error:  # builders of data sets raise many types
+    except Exception as error:  # builders of datasets raise many types
         if problem := _choice(str(error), name, flag):
             raise UserError(problem) from None
         if constants.HF_HUB_OFFLINE and isinstance(error, ConnectionError | FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Finds the data set of a name: files, a folder, a remote URL, or a data set of the hub.
+"""Finds the dataset of a name: files, a folder, a remote URL, or a dataset of the hub.
 
 Promises:
 
@@ -52,7 +52,7 @@ MAX_SKIPPED_FRACTION = 0.1
 ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
 NOT_OF_HUB = {
     "split": "give a whole split: --max_train_samples takes the first rows, max_samples in an entry draws some",
-    "revision": "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id",
+    "revision": "leave it out: in a list of datasets, `revision` may stand in the entry of a hub id",
 }
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
@@ -62,15 +62,15 @@ NUM_PIECES = 256  # of all files together, but at least two of each
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that was found: its rows are those of its parts, one part after another."""
+    """A dataset that was found: its rows are those of its parts, one part after another."""
 
-    name: str  # as the user wrote it; for a data set of the hub with its split
+    name: str  # as the user wrote it; for a dataset of the hub with its split
     digest: str  # identifies the content, whatever its path
     first_row: dict[str, Any]  # the first good one
     parts: tuple[Part, ...]
     stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
     notes: tuple[str, ...] = ()  # files of a folder that are not read, for the user
-    commit: str | None = None  # of a data set of the hub
+    commit: str | None = None  # of a dataset of the hub
 
     @property
     def columns(self) -> list[str]:
@@ -94,7 +94,7 @@ def open_source(
     streaming: bool = False,
     revision: str | None = None,
 ) -> Source:
-    """Open the data set that ``name`` stands for, which may be
+    """Open the dataset that ``name`` stands for, which may be
 
     - a file with a known suffix;
     - a folder: all files with a known suffix in and below it; of one that ``save_to_disk`` wrote with several splits,
@@ -106,7 +106,7 @@ def open_source(
 
     ``split`` of a hub id may be a slice such as ``train[:10%]``.
 
-    Files are sorted by path. ``flag`` is the recipe's key, for messages. With ``streaming`` a data set of the hub is
+    Files are sorted by path. ``flag`` is the recipe's key, for messages. With ``streaming`` a dataset of the hub is
     downloaded while it is used, and the digest of local files covers their names, their sizes and pieces of their
     content.
 

@@ -1,4 +1,4 @@
-"""Rows of tables: parquet files, Arrow files, and data sets of ``datasets``. A block stays Arrow until it is parsed.
+"""Rows of tables: parquet files, Arrow files, and datasets of ``datasets``. A block stays Arrow until it is parsed.
 
 The promises of ``kit.data.read.blocks`` hold here too.
 """
@@ -86,7 +86,7 @@ class TableFile(_Table):
 
 @dataclass(frozen=True)
 class Shard(_Table):
-    """A data set of ``datasets``, or one shard of a streaming data set."""
+    """A dataset of ``datasets``, or one shard of a streaming dataset."""
 
     dataset: Any
 

@@ -59,7 +59,7 @@ class Tally:
         self.remarks += other.remarks
 
     def check(self, name: str, skips: bool, num_left: int) -> None:
-        """Raise ``UserError`` if the data set ``name`` cannot be used: because of its rows, or because none is left.
+        """Raise ``UserError`` if the dataset ``name`` cannot be used: because of its rows, or because none is left.
 
         Args:
             skips: rows that cannot be used may be skipped, unless there are too many.

@@ -1,4 +1,4 @@
-"""Checks of data sets against settings, and notes on how rows are read.
+"""Checks of datasets against settings, and notes on how rows are read.
 
 Promises: nothing is tokenised here, and of the rows no more than the first is read.
 """
@@ -14,7 +14,7 @@ from kit.system.errors import Problem, Problems
 
 
 def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: bool, holds_out: bool) -> Problems:
-    """Return the problems of the settings with these data sets.
+    """Return the problems of the settings with these datasets.
 
     Args:
         generates: answers to evaluation samples are generated.

@@ -1,4 +1,4 @@
-"""A data set of the recipe, opened: its source, and the columns of it that are read.
+"""A dataset of the recipe, opened: its source, and the columns of it that are read.
 
 Imports no slow library, so that problems of the files are reported at once.
 """
@@ -20,7 +20,7 @@ from kit.system.errors import Problem, Problems, UserError, raise_if
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set of the recipe, opened."""
+    """A dataset of the recipe, opened."""
 
     entry: DatasetEntry
     source: Source
@@ -61,7 +61,7 @@ def open_datasets(
     scores: bool = False,
     proposed: list[Problem] | None = None,
 ) -> list[Dataset]:
-    """Open the data sets to train on, then those to evaluate on, and choose the columns to read.
+    """Open the datasets to train on, then those to evaluate on, and choose the columns to read.
 
     Args:
         streaming: training data of the hub are read over the network later instead of downloaded now.
@@ -70,7 +70,7 @@ def open_datasets(
         proposed: see ``choose_fields``.
 
     Raises:
-        UserError: with the problems of all data sets.
+        UserError: with the problems of all datasets.
     """
     datasets: list[Dataset] = []
     problems = Problems()
@@ -94,7 +94,7 @@ def _open_dataset(
     may_lack: bool,
     proposed: list[Problem] | None,
 ) -> Dataset:
-    """Open a data set that is named by ``flag``."""
+    """Open a dataset that is named by ``flag``."""
     is_evaluation = flag == "eval_dataset"
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
     fields = choose_fields(source.first_row, entry.columns or {}, source.name, may_lack, kind, proposed)

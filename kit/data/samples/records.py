@@ -81,7 +81,7 @@ class Table:
         lengths: int32 [N], the number of tokens of each sample.
         num_targets: int32 [N], the number of its supervised tokens that have a token before them.
         target_weights: float64 [N], the sum of their weights.
-        dataset_ids: int [N], the index of its data set.
+        dataset_ids: int [N], the index of its dataset.
         kind: the dataset type of their rows.
         image_codec: None if no sample has an image.
     """

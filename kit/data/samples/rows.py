@@ -108,7 +108,7 @@ class Encoder:
         }
 
     def as_store(self, dataset: Dataset, piece: Piece) -> Store:
-        """Return a piece as if it were all samples of its data set."""
+        """Return a piece as if it were all samples of its dataset."""
         about = dataset.source, dataset.entry.name, self.kind, piece.arrays, piece.record()
         return Store(*about, "", self.images, self.settings.image_folder)
 

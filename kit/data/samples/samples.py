@@ -23,7 +23,7 @@ _LOOKED_AT = 1000  # samples of which the tokens of images are counted
 
 @dataclass(frozen=True)
 class Store:
-    """The samples of one data set: N samples with T tokens in all, memory-mapped from a cache entry."""
+    """The samples of one dataset: N samples with T tokens in all, memory-mapped from a cache entry."""
 
     source: Source
     name: str  # in metrics and tables
@@ -42,7 +42,7 @@ class Store:
 
     @property
     def report(self) -> dict[str, Any]:
-        """How many rows the data set has, and what became of them, including those held out for evaluation."""
+        """How many rows the dataset has, and what became of them, including those held out for evaluation."""
         return {
             "name": self.name,
             "num_samples": len(self.arrays["samples"]),
@@ -97,7 +97,7 @@ class Samples(Table):
     """Samples of one or several stores.
 
     Attributes:
-        stores: where the samples are from, one for each data set.
+        stores: where the samples are from, one for each dataset.
         fingerprint: identifies the ids, the weights and their order. The same on every machine.
     """
 
@@ -111,7 +111,7 @@ class Samples(Table):
         """
         Args:
             index: int [N], the chosen samples among those of all stores; None: all of them.
-            dataset_ids: of each store the index of its data set; None: its own.
+            dataset_ids: of each store the index of its dataset; None: its own.
         """
         self.stores = list(stores)
         self.fingerprint = fingerprint or digest(*(store.fingerprint for store in stores))
@@ -164,7 +164,7 @@ class Samples(Table):
         return source.origin(part, number)
 
     def data_rows(self, index: Sequence[int]) -> DataRows:
-        """Return the rows that the samples at ``index`` are from: all columns, read again from the data set.
+        """Return the rows that the samples at ``index`` are from: all columns, read again from the dataset.
 
         They are kept, because an evaluation asks for the same ones each time.
         """
@@ -242,11 +242,11 @@ class Samples(Table):
 
     @property
     def dataset_names(self) -> list[str]:
-        """The names of the data sets, for metrics and tables."""
+        """The names of the datasets, for metrics and tables."""
         return [store.name for store in self.stores]
 
     def rows(self) -> np.ndarray:
-        """The row that each sample is from, int64 [N], numbered from 0 over all data sets.
+        """The row that each sample is from, int64 [N], numbered from 0 over all datasets.
 
         Assumes that the samples of one row follow one another, as they do until samples are selected.
         """

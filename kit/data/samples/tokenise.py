@@ -1,11 +1,11 @@
-"""Tokenises a data set once, in several processes, and caches the samples. A run maps them into memory from the cache.
+"""Tokenises a dataset once, in several processes, and caches the samples. A run maps them into memory from the cache.
 
 Promises:
 
 - The key of a cache entry covers everything that its ids depend on, including the version of the code.
 - Any number of processes may ask for the same samples at once, before a process group exists: one of them tokenises,
   with worker processes on every core, and the others wait for it.
-- Memory use does not grow with the size of the data set: rows are read in blocks, and their samples written to disk.
+- Memory use does not grow with the size of the dataset: rows are read in blocks, and their samples written to disk.
 - Every row is accounted for: kept, cut, left out or wrong. Each case is counted, and wrong rows are named.
 - A cache entry that lacks wrong rows, because a run skipped them, lists them, and serves only runs that skip them.
 """
@@ -43,7 +43,7 @@ MAX_PROBLEMS = 1000  # after this number of problems tokenising stops
 
 
 def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = None, skips: bool = False) -> Store:
-    """Return the samples of a data set from the cache; if they are not there, make them first.
+    """Return the samples of a dataset from the cache; if they are not there, make them first.
 
     Args:
         num_processes: the number of processes that tokenise; None: one per core.
@@ -101,7 +101,7 @@ def _is_outdated(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_folde
 
 
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
-    """Tokenise a data set into the cache entry ``folder``. If that fails, no entry is left."""
+    """Tokenise a dataset into the cache entry ``folder``. If that fails, no entry is left."""
     source = dataset.source
     with cannot_write(folder.parent):
         writer = Writer(folder)
@@ -138,7 +138,7 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
 
 
 def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
-    """Encode the blocks of a data set. Yields the number of rows of each, and its piece, in order."""
+    """Encode the blocks of a dataset. Yields the number of rows of each, and its piece, in order."""
     blocks = read_blocks(dataset.source.parts, dataset.columns)
     first_two = list(islice(blocks, 2))
     blocks = chain(first_two, blocks)

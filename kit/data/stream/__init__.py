@@ -1,1 +1,1 @@
-"""Training data that is read during training, for data sets that do not fit on a disk."""
+"""Training data that is read during training, for datasets that do not fit on a disk."""

@@ -1,10 +1,10 @@
-"""Streaming: training data that is read during training, for data sets that do not fit on a disk.
+"""Streaming: training data that is read during training, for datasets that do not fit on a disk.
 
 Promises:
 
 - The same samples are in the same global batches on every topology: every rank reads and tokenises the whole stream,
   and computes its share of each batch. So no rank asks another one for anything.
-- Resume is exact: a checkpoint stores a cursor for each data set, so no sample is repeated or left out. Counts of
+- Resume is exact: a checkpoint stores a cursor for each dataset, so no sample is repeated or left out. Counts of
   skipped and truncated rows begin again.
 - Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
 - On several machines, pieces of the files are compared before any weight is loaded.
@@ -99,7 +99,7 @@ class Stream(Data):
 
 
 def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[list[str], bool]:
-    """Read and encode the first block of a data set.
+    """Read and encode the first block of a dataset.
 
     Args:
         skips: rows that cannot be used do not matter, unless there are too many of them.
@@ -117,7 +117,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[li
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
-    """Read and encode the first block of a data set."""
+    """Read and encode the first block of a dataset."""
     return encoder.encode_block(dataset, *next(read_blocks(dataset.source.parts, dataset.columns)))
 
 
@@ -149,7 +149,7 @@ class StreamFeed:
             Windows(i, dataset, stream.encoder, stream.settings, stream.seed).items(cursor)
             for i, (dataset, cursor) in enumerate(zip(stream.datasets, self._cursors, strict=True))
         ]
-        self._counts: list[Mapping[str, int]] = [{}] * len(weights)  # of each data set
+        self._counts: list[Mapping[str, int]] = [{}] * len(weights)  # of each dataset
         self._skipped_file = skipped_file
         self._first_skipped = ""
         self._ahead = Ahead(self._read, stream.total_steps(settings))
@@ -184,7 +184,7 @@ class StreamFeed:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the cursor of each data set after the last step taken, for a checkpoint."""
+        """Return the cursor of each dataset after the last step taken, for a checkpoint."""
         return {"cursors": [list(cursor) for cursor in self._cursors]}
 
     def notes(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The items of one data set of a stream, in an order that a seed and a cursor determine.
+"""The items of one dataset of a stream, in an order that a seed and a cursor determine.
 
 Its rows are read in windows: ``shuffle_buffer_size`` rows that follow one another. The samples of a window are
 shuffled, and packed, among themselves. In each epoch the files come in another order.
@@ -41,12 +41,12 @@ class Element:
 
 
 class Windows:
-    """Reads a data set without end."""
+    """Reads a dataset without end."""
 
     def __init__(self, dataset_id: int, dataset: Dataset, encoder: Encoder, settings: DataSettings, seed: int) -> None:
         """
         Args:
-            dataset_id: its index among the data sets of the stream.
+            dataset_id: its index among the datasets of the stream.
         """
         self._id = dataset_id
         self._dataset = dataset

@@ -22,14 +22,14 @@ class SupervisedLoss(Objective):
         return [batch.target_weights.sum()]
 
     def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
-        """Return the sum of the weighted losses, and the same sum for each data set."""
+        """Return the sum of the weighted losses, and the same sum for each dataset."""
         weighted = losses * micro_batch.weights  # [S]
         datasets = F.one_hot(micro_batch.dataset_ids, len(self.dataset_names))
         by_dataset = in_float64(weighted.detach()) @ in_float64(datasets)
         return [weighted.sum()], by_dataset
 
     def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
-        """Return ``loss``, and with several data sets ``loss/<name>`` for each that has targets in this step."""
+        """Return ``loss``, and with several datasets ``loss/<name>`` for each that has targets in this step."""
         by_dataset = sums[: len(self.dataset_names)]  # an objective made of this one may have appended its own
         (divisor,) = self.divisors(batch)
         metrics = {"loss": sum(by_dataset) / divisor}
@@ -39,7 +39,7 @@ class SupervisedLoss(Objective):
         return metrics
 
     def evaluation_metrics(self, sums: list[float], whole: GlobalBatch) -> dict[str, float]:
-        """See ``Objective.evaluation_metrics``; ``perplexity``, and with several data sets the tokens of each."""
+        """See ``Objective.evaluation_metrics``; ``perplexity``, and with several datasets the tokens of each."""
         metrics = super().evaluation_metrics(sums, whole)
         # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
         metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))

@@ -73,7 +73,7 @@ def _take_special_tokens(draft: Draft) -> None:
 
 
 def _take_data(draft: Draft) -> None:
-    """Read the data sets, the chat template and the loss mask."""
+    """Read the datasets, the chat template and the loss mask."""
     trains, tests = _sections(draft.take("datasets")), _sections(draft.take("test_datasets"))
     streams = [section | {"type": "pretrain"} for section in _sections(draft.take("pretraining_dataset"))]
     if streams:
@@ -82,7 +82,7 @@ def _take_data(draft: Draft) -> None:
         draft.given.setdefault("save_strategy", "no")
     types = [_type_of(section) for section in trains + streams]
     entries = _entries(draft, "datasets", trains) + _entries(draft, "pretraining_dataset", streams)
-    for key in ("chat_template", "chat_template_jinja"):  # that of a data set is for all of them here
+    for key in ("chat_template", "chat_template_jinja"):  # that of a dataset is for all of them here
         draft.given[key] = next((each[key] for each in [draft.given, *trains] if not is_nothing(each.get(key))), None)
     has_text = not is_nothing(draft.given["chat_template_jinja"])
     if has_text or draft.given["chat_template"] == "tokenizer_default":
@@ -122,7 +122,7 @@ def _entries(draft: Draft, key: str, sections: list[dict[str, Any]]) -> list[Dat
 
 
 def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
-    """One data set, and what of it cannot be done here."""
+    """One dataset, and what of it cannot be done here."""
     path, files = str(section.get("path")), as_list(section.get("data_files"))
     revision = section.get("revision")
     if files and path in ("json", "csv", "parquet", "arrow", "text"):
@@ -143,7 +143,7 @@ def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
 
 
 def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str]:
-    """The columns of a data set of answers or text. Leaves out what is read in another way than there."""
+    """The columns of a dataset of answers or text. Leaves out what is read in another way than there."""
     kind = _type_of(section)
     if kind in _TEXTS:
         return {str(section.get("field") or section.get("text_column") or "text"): "text"}

@@ -153,7 +153,7 @@ def _put_share(draft: Draft, kind: str, per_epoch: float) -> None:
 
 
 def entry(path: Any, columns: dict[str, str] | None = None, split: Any = None, **more: Any) -> DatasetEntry:
-    """One data set. ``columns`` maps a column to the kit's field; one that has the field's name is left out."""
+    """One dataset. ``columns`` maps a column to the kit's field; one that has the field's name is left out."""
     columns = {theirs: ours for theirs, ours in (columns or {}).items() if theirs != ours}
     return DatasetEntry(path=str(path), columns=columns or None, split=None if split == "train" else split, **more)
 

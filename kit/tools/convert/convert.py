@@ -164,5 +164,5 @@ def _invalid(draft: Draft) -> list[Problem]:
     keys = {name: name if name in draft.typed else draft.sources.get(name, name) for name in values}
     where = {name: _place(draft, key) or key for name, key in keys.items()}
     problems = check_recipe(values, where)[1] + problems_with_secrets(draft.values, {})
-    # Of a data set that was refused, nobody has to be told that it is missing.
+    # Of a dataset that was refused, nobody has to be told that it is missing.
     return [each for each in problems if not (draft.problems and each.found == "missing")]

@@ -35,7 +35,7 @@ def convert(draft: Draft) -> None:
 
 
 def _take_data(draft: Draft) -> None:
-    """Read the data sets by ``dataset_info.json``: in the working folder, or above the file."""
+    """Read the datasets by ``dataset_info.json``: in the working folder, or above the file."""
     folder, limit = str(draft.take("dataset_dir", "data")), draft.take("max_samples")
     files = [base / folder / "dataset_info.json" for base in (Path(), *draft.path.resolve().parents)]
     file = next((file for file in files if file.is_file()), Path(folder))

@@ -108,7 +108,7 @@ def _check_model(settings: ModelSettings, opened: list[Any]) -> str:
 
 
 def check_data(train: list[DatasetEntry], evaluation: list[DatasetEntry]) -> str:
-    """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row."""
+    """Fail if a dataset is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row."""
     asked = [*(("dataset", entry) for entry in train), *(("eval_dataset", entry) for entry in evaluation)]
     problems, found = Problems(), {}
     for flag, entry in asked:

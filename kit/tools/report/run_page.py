@@ -249,7 +249,7 @@ def _speed(run: ReportedRun) -> dict[str, str]:
 
 
 def _data(run: ReportedRun) -> list[dict[str, Any]]:
-    """The counts of the training and the evaluation data, and of each data set, without those that are 0 everywhere."""
+    """The counts of the training and the evaluation data, and of each dataset, without those that are 0 everywhere."""
     data = run.record["data"]
     rows: list[dict[str, Any]] = [{"name": "training", **data["train"]}]
     rows += [{"name": "evaluation", **data["evaluation"]}] if data.get("evaluation") else []

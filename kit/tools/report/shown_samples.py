@@ -18,7 +18,7 @@ from kit.system.visible import visible
 
 MAX_TOKENS = 1000  # shown of a part of a sample: its beginning and its end
 SIDE = 320  # pixels of a picture on a page
-MAX_SKIPPED = 3  # rows, of each data set
+MAX_SKIPPED = 3  # rows, of each dataset
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
 
 
 def _spread(dataset_ids: np.ndarray, num: int) -> list[int]:
-    """The indices of ``num`` samples, from each data set in proportion, and at least one."""
+    """The indices of ``num`` samples, from each dataset in proportion, and at least one."""
     chosen: list[int] = []
     for dataset_id in np.unique(dataset_ids):
         own = np.flatnonzero(dataset_ids == dataset_id)

@@ -1,4 +1,4 @@
-"""Which columns of a data set are read: by the kit's names, or by a mapping; messages quote well-known names."""
+"""Which columns of a dataset are read: by the kit's names, or by a mapping; messages quote well-known names."""
 
 import shlex
 

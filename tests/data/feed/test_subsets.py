@@ -1,4 +1,4 @@
-"""Parts of the data: rows drawn of one data set."""
+"""Parts of the data: rows drawn of one dataset."""
 
 from data_helpers import open_all, pairs, write
 

@@ -1,4 +1,4 @@
-"""Data sets of the hub: the rows of lines, what there is to choose from, and the revision that was named."""
+"""Datasets of the hub: the rows of lines, what there is to choose from, and the revision that was named."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ configs:
 
 @pytest.fixture
 def hub(tmp_path_factory, monkeypatch):
-    """A data set with two configs that the library knows as ``someone/sums``, read by the library's own code."""
+    """A dataset with two configs that the library knows as ``someone/sums``, read by the library's own code."""
     import datasets
 
     source, cache = tmp_path_factory.mktemp("sums"), str(tmp_path_factory.mktemp("hub-cache"))
@@ -83,7 +83,7 @@ COMMITS = {"v1": "1" * 40, "main": "2" * 40}
 
 @pytest.fixture
 def revisions(tmp_path, monkeypatch):
-    """A data set of one row, which names its commit; the library's cache has it in a folder named after the commit.
+    """A dataset of one row, which names its commit; the library's cache has it in a folder named after the commit.
 
     The value is the calls of ``load_dataset``, and a dict whose "cached" is the commit that is opened offline.
     """

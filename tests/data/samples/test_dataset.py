@@ -1,4 +1,4 @@
-"""A data set of the recipe: the settings of its entry that change the training."""
+"""A dataset of the recipe: the settings of its entry that change the training."""
 
 from data_helpers import open_recipe_datasets, recipe, write
 
