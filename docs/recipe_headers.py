@@ -41,7 +41,7 @@ MACHINES: tuple[Machine, ...] = (
     ("h100", "80 GB", 16, 2048),
     ("h100", "80 GB", 32, 2048),
 )
-TITLES = ("method", "config", "GPUs", "micro-batch", "checkpointing", "GiB of a GPU", "tokens/s of a GPU")
+TITLES = ("method", "config", "GPUs", "micro-batch", "checkpointing", "GiB per GPU", "tokens/s per GPU")
 
 
 @dataclass(frozen=True, kw_only=True)

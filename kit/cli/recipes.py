@@ -13,7 +13,7 @@ _MODEL = re.compile(r"^# Model: +(\S+) \(((\d[\d.]*)([MB]) parameters)\)$", re.M
 _UNGATED = re.compile(r"^# Ungated: +(\S+ \(.+\))$", re.MULTILINE)
 # What a method needs: the cells of ``_COLUMNS`` from its config on.
 _NEEDS = re.compile(r"^# (full|lora|qlora) +(\S+) +(\d+ x .+?\)) +(\d+) +(\w+) +([\d.]+) +(\S+ to \S+)$", re.MULTILINE)
-_COLUMNS = ("recipe", "size", "config", "GPUs", "micro-batch", "checkpointing", "GiB a GPU", "tokens/s a GPU")
+_COLUMNS = ("recipe", "size", "config", "GPUs", "micro-batch", "checkpointing", "GiB per GPU", "tokens/s per GPU")
 
 
 def run(argv: list[str]) -> int:
