@@ -1,4 +1,4 @@
-"""What is learned from a trajectory of several turns, and that a checkpoint holds all of it."""
+"""The loss mask of a trajectory of several turns, and that a checkpoint holds all of it."""
 
 import json
 from types import SimpleNamespace

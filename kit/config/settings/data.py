@@ -51,10 +51,10 @@ class DataSettings(BaseModel):
         None, "folder of the images, to which their paths are relative; default: the folder of the data file"
     )
     min_pixels: int | None = _identity(
-        None, "smaller images are enlarged to this size, if the image processor supports it", "pixels", ge=1
+        None, "minimum image area: smaller images are resized, if the image processor supports it", "pixels", ge=1
     )
     max_pixels: int | None = _identity(
-        None, "larger images are reduced to this size, if the image processor supports it", "pixels", ge=1
+        None, "maximum image area: larger images are resized, if the image processor supports it", "pixels", ge=1
     )
     train_on: Literal["assistant", "last", "all"] = _identity(
         "assistant",
@@ -65,7 +65,7 @@ class DataSettings(BaseModel):
     )
     excess_length_strategy: Literal["truncate", "keep_end", "drop", "error", "split"] = _identity(
         "truncate",
-        "longer samples: truncate cuts the end, keep_end the start; drop leaves out; error stops; split (text) divides",
+        "longer samples: truncate cuts the end, keep_end the start; drop leaves out; error stops; split chunks a text",
     )
     on_bad_row: Literal["error", "skip"] | None = _option(
         None,

@@ -77,7 +77,7 @@ class EvalSettings(BaseModel):
     metrics: Annotated[list[MetricName | OwnMetric], BeforeValidator(comma_separated)] = _option(
         ["exact_match"],
         "metrics of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
-        expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION,",
+        expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION",
         needs="predict_with_generate",
     )
     max_new_tokens: int = _option(

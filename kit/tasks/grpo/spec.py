@@ -24,7 +24,7 @@ class GrpoSettings(BaseModel):
         [],
         "grpo: reward functions, separated by commas; as a flag also your own function(expected, answer, row)",
         expected="names of exact_match, number, token_f1, chrf, rouge_l, math, json, regex:PATTERN, overlong:N, and "
-        "FILE.py:FUNCTION,",
+        "FILE.py:FUNCTION",
     )
     reward_weights: Annotated[list[float] | None, BeforeValidator(comma_separated)] = identity_option(
         None, "grpo: weight of each reward in their sum; default: 1"
