@@ -23,8 +23,8 @@ _NO_REASONING = "leaves the reasoning of the answer out"
 WITH_TOOLS = "--chat_template with a template that supports tool calling, such as chatml or llama3"
 AS_SCHEMA = 'write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}'
 WITH_REASONING = (
-    "--chat_template with a template that writes reasoning, or leave it out of the rows; if it does so in "
-    "the last answer alone, --train_on assistant"
+    "--chat_template with a template that writes reasoning, or leave it out of the rows; if the template writes it "
+    "in the last answer alone, --train_on assistant"
 )
 
 
@@ -39,16 +39,16 @@ def check_extras(template: Template, messages: Messages, tools: Tools, supervise
     Reasoning counts only in the answers whose numbers are in ``supervised``.
     """
     if tools and "tools" not in template.variables:
-        raise template.refusal("the template has no tools, and this sample lists some", WITH_TOOLS)
+        raise template.refusal("the template does not use tools, and this sample lists some", WITH_TOOLS)
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
-            raise template.refusal(f"messages[{i}]: the template has no tool_calls", WITH_TOOLS)
+            raise template.refusal(f"messages[{i}]: the template does not use tool_calls", WITH_TOOLS)
         if (
             i in supervised
             and message.get("reasoning_content")
             and not any(reads(template, name) for name in REASONING)
         ):
-            raise template.refusal(f"messages[{i}]: the template has no reasoning_content", WITH_REASONING)
+            raise template.refusal(f"messages[{i}]: the template does not use reasoning_content", WITH_REASONING)
 
 
 def check_shown(

@@ -226,7 +226,7 @@ def test_arguments_are_strings_if_the_template_expects_strings(tokenizer):
         assert '[[weather({"city": "Oslo"})<|im_end|>]]' in marked(encoded, tokenizer)
     [encoded] = encode(CHATS["tools"] | {"tools": None}, tokenizer, template_of("chatml", tokenizer))
     assert '"arguments": {"city": "Oslo"}' in marked(encoded, tokenizer)
-    with pytest.raises(UserError, match=r"messages\[1\]: the template has no tool_calls"):
+    with pytest.raises(UserError, match=r"messages\[1\]: the template does not use tool_calls"):
         encode(CALLED, tokenizer, HEADER + SIMPLE)
     with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is reported
         encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + "{{ 'a' + (m.tool_calls or 1) }}{% endfor %}")
