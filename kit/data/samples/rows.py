@@ -162,7 +162,7 @@ class Encoder:
         kept: list[_Kept] = []
         for place, sample, result in zip(places, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
-                refuse(place, [result], is_common=result.where not in ("completion", *self.kind.answers))
+                refuse(place, [result], is_common=result.where not in ("", "completion", *self.kind.answers))
                 continue
             every = list(chain.from_iterable(result))
             if max(chain.from_iterable(encoded.input_ids for encoded in every)) >= self.vocab_size:
