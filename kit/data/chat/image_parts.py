@@ -158,5 +158,5 @@ def _mark(messages: list[dict[str, Any]], given: list[Reference]) -> None:
     if not any("images" in message for message in asked):
         first = next((message for message in asked if message["role"] == "user"), None)
         if first is None:
-            raise UserError("images", "no message of the user", "one, in which they stand")
+            raise UserError("images", "no user message", "one, for the images")
         first |= {"content": IMAGE * len(given) + first["content"], "images": [None] * len(given)}

@@ -174,7 +174,7 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], kind: type[RowKind]) -
 
 
 def _fits(kind: type[RowKind], ours: str, theirs: str, value: Any) -> bool:
-    """Whether a value has the type of a field. Texts that are asked make a chat: as an instruction."""
+    """Whether a value has the type of a field. A question as text is an instruction, of a chat."""
     if ours in _OTHERS:
         return value is not None
     if are_messages(value) or is_message(value):

@@ -48,7 +48,7 @@ def find(path: str, folder: str) -> Path:
     target = os.path.realpath(os.path.join(root, path))
     if not target.startswith(root.rstrip("/") + "/"):
         found = f"not below {folder or '.'}"
-        fix = "--image_folder with the folder in which all images lie; paths are relative to it"
+        fix = "--image_folder with the folder of all images, to which their paths are relative"
         raise UserError("", found, "a file below it: the run reads no other files", fix)
     return Path(target)
 
@@ -93,7 +93,7 @@ def pixels(image: Image, folder: str) -> Any:
     with _as_problem(given):
         content = _read(given, folder)
         if xxhash.xxh3_64_intdigest(content) != image.digest:
-            fix = "start the command again: it is then read again"
+            fix = "start the command again, which reads the new content"
             raise UserError("", "changed since its row was read", fix=fix)
         return _decoded(content)
 

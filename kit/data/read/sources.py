@@ -203,7 +203,7 @@ def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -
     unnamed = [relative for relative in files if relative not in split_of]
     if split_of and unnamed:
         found = f"{name!r} has files named after a split ({next(iter(split_of))}, ...) and others ({unnamed[0]}, ...)"
-        fix = "name those that you mean by a pattern, or sort them into folders such as train and test"
+        fix = "name those that you mean by a glob, or sort them into folders such as train and test"
         raise UserError(flag, found, "all of them named so, or none", fix)
     chosen = unnamed or [relative for relative, word in split_of.items() if word == split.lower()]
     if not chosen:
@@ -232,7 +232,7 @@ def _check_saved(name: str, chosen: list[Path], flag: str) -> None:
         if set(numbers) != {len(numbers)}:
             saves = " and ".join(f"a save of {number}" for number in sorted(set(numbers)))
             found = f"{name} has {len(numbers)} files {beginning}*.arrow, of {saves}"
-            fix = "save or copy it to a new folder; or name the files that you mean by a pattern"
+            fix = "save or copy it to a new folder; or name the files that you mean by a glob"
             raise UserError(flag, found, "all files of one save", fix)
 
 

@@ -56,7 +56,7 @@ def test_a_folder_that_is_half_named_after_splits_is_refused_with_both_halves(fo
     assert refused("f/") == (
         "error: dataset: 'f' has files named after a split (train/0.jsonl.gz, ...) and others (more/0.jsonl.gz, ...); "
         "expected all of them named so, or none\n"
-        "    -> name those that you mean by a pattern, or sort them into folders such as train and test"
+        "    -> name those that you mean by a glob, or sort them into folders such as train and test"
     )
 
 
