@@ -50,7 +50,7 @@ class TaskSpec:
 
     Attributes:
         loss: the full name of its class, a ``kit.tasks.base.Objective``.
-        rows: the kind of rows: the module of kit/data/kinds/ that reads them.
+        rows: the dataset type: the module of kit/data/kinds/ that reads it.
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
         sequences_per_sample: 2 of a pair: the prompt with each of its answers. Without negatives.
         beta: the default of ``beta``; None: it does not read it.

@@ -15,7 +15,7 @@ class EmbedSettings(BaseModel):
     pooling: Literal["last", "mean"] = identity_option("last", "embed: last-token or mean pooling of the hidden states")
     embed_temperature: float = identity_option(0.05, "embed: temperature of the cosine similarities", gt=0)
     matryoshka_dims: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(comma_separated)] = identity_option(
-        [], "embed: Matryoshka dimensions, also train the first N components of an embedding for each N"
+        [], "embed: Matryoshka dimensions; for each N of them the first N components are trained, too"
     )
 
 

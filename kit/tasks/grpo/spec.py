@@ -43,7 +43,9 @@ class GrpoSettings(BaseModel):
     mask_truncated_completions: bool = identity_option(
         False, "grpo: no loss on completions truncated at max_new_tokens"
     )
-    dynamic_sampling: bool = identity_option(False, "grpo: resample prompts whose group has zero advantage (DAPO)")
+    dynamic_sampling: bool = identity_option(
+        False, "grpo: sample other prompts in place of groups with zero reward variance (DAPO)"
+    )
     vllm_server_base_url: str | None = objective_option(
         None,
         "grpo: vLLM server that generates the rollouts, for example http://localhost:8000",
@@ -55,7 +57,7 @@ class GrpoSettings(BaseModel):
     )
     vllm_importance_sampling_cap: float | None = identity_option(
         None,
-        "truncated importance-sampling cap of pi_train / pi_vllm, for example 2; default: none",
+        "grpo: cap of the importance weights pi_train / pi_vllm, for example 2; default: no correction",
         gt=0,
         needs="vllm_server_base_url",
     )

@@ -50,7 +50,7 @@ DPO_RULES = (
 
 
 def _spec(loss: str, settings: tuple[str, ...], **more: Any) -> TaskSpec:
-    """What is known of an objective over pairs."""
+    """Return the spec of an objective on preference pairs."""
     loss = f"kit.tasks.preference.loss.{loss}"
     return TaskSpec(loss, "preference", ("beta", *settings), 2, metrics=(ACCURACY, MARGIN), **more)
 

@@ -10,7 +10,7 @@ class RewardSettings(BaseModel):
 
     center_rewards_coefficient: float = identity_option(
         0.0,
-        "reward: centres rewards around 0, this times the squared sum of a pair's rewards is added; TRL: 0.01",
+        "reward: weight of the squared sum of a pair's rewards in the loss, which centres them at 0; TRL: 0.01",
         ge=0,
     )
 

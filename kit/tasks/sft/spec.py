@@ -10,20 +10,20 @@ class SftSettings(BaseModel):
 
     label_smoothing_factor: float = identity_option(
         0.0,
-        "sft: label smoothing, the probability of each target that is spread evenly over the vocabulary",
+        "sft: label smoothing; probability of each target that is spread evenly over the vocabulary",
         ge=0,
         lt=1,
     )
     z_loss_coef: float = identity_option(
         0.0,
-        "sft: z-loss, this times (log of the sum of exponentiated logits)^2 is added for each token; PaLM: 1e-4",
+        "sft: z-loss; this times (log of the sum of exponentiated logits)^2 is added for each token; PaLM: 1e-4",
         ge=0,
         le=1,
     )
     eaft_alpha: float = identity_option(1.0, "eaft: exponent of the entropy weight of a token", gt=0, le=100)
     neftune_noise_alpha: float = identity_option(
         0.0,
-        "sft, dft, eaft: NEFTune, uniform noise on the input embeddings, up to this / sqrt(tokens * size)",
+        "sft, dft, eaft: NEFTune; uniform noise on the input embeddings, up to this / sqrt(tokens * size)",
         ge=0,
         le=1000,
     )
