@@ -106,7 +106,9 @@ class Rollouts:
         """A line for the user about a step."""
         recipe = self._recipe
         if not recipe.rewards:
-            kept = "" if recipe.on_policy_share == 1 else ", and those whose answer in the data exceeds max_length"
+            kept = (
+                "" if recipe.on_policy_share == 1 else ", and so are those whose answer in the data exceeds max_length"
+            )
             return [f"rollouts: {recipe.on_policy_share:.0%} of the sequences are on-policy (student-generated){kept}"]
         num_prompts = recipe.global_batch_size // recipe.num_generations
         again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
@@ -187,7 +189,7 @@ class Rollouts:
     def _start(self, key: tuple[int, int, int]) -> Trajectory:
         """A trajectory that the policy completes; or, off-policy, the data's answer, unless it is too long.
 
-        Of the data's answer earlier assistant turns are trained on, too.
+        With the data's answer, earlier assistant turns are trained on, too.
         """
         recipe, train = self._recipe, self._data.train
         length = sum(map(len, train.prompt(key[1])))

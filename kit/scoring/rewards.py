@@ -55,8 +55,8 @@ def reward(name: str, attempt: Attempt) -> float:
     - ``math``: 1 if the answer is the expected one as mathematics, by math-verify;
     - ``json``: 1 if the answer is JSON;
     - ``regex:PATTERN``: 1 if the pattern is found in the answer;
-    - ``overlong:N``: length penalty, 0 and down to -1 over the last N of ``max_new_tokens``: https://arxiv.org/abs/2503.14476,
-      equation 13.
+    - ``overlong:N``: length penalty, 0 and down to -1 over the last N of ``max_new_tokens``:
+      https://arxiv.org/abs/2503.14476, equation 13.
     """
     kind, _, value = name.partition(":")
     if kind == "math":

@@ -30,7 +30,7 @@ _LEAST, _MOST = 1e-150, 1e150  # of a number that a run writes
 class ReportedRun:
     """A run with its record and its metrics, as they were when they were read.
 
-    ``kit.Run``, which Python code gets, reads the files anew each time; this one is for pages.
+    ``kit.Run``, which Python code gets, reads the files again each time; this one is for pages.
     """
 
     folder: Path
@@ -54,10 +54,8 @@ class ReportedRun:
         self.seconds = max(self.seconds, finite_number(row.get("seconds")) or 0.0)
         if "eval_loss" in row:
             if self.recipe.declared.has_reference and not row["step"]:
-                row = {
-                    **row,
-                    ACCURACY: None,
-                }  # the policy equals its reference model: all rewards are 0, apart from rounding
+                # The policy equals its reference model: all rewards are 0, apart from rounding.
+                row = {**row, ACCURACY: None}
             if isinstance(intervals := row.get("intervals"), dict):
                 self.answer_metrics = list(dict.fromkeys([*self.answer_metrics, *intervals]))
         if isinstance(row.get("details"), dict):
