@@ -17,7 +17,7 @@ def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: li
     """Draw rows of datasets, and add a note for each. What is drawn of a dataset depends on ``seed`` and its size.
 
     Args:
-        limits: of each dataset the number of rows; below 1 their share, rounded; None: all.
+        limits: of each dataset the number of rows; below 1 a fraction, rounded; None: all.
     """
     if not any(limits):
         return samples
@@ -41,7 +41,7 @@ def hold_out(samples: Samples, size: float, seed: int, notes: list[str]) -> tupl
     """Split off evaluation samples. Whole rows are held out, so the samples of one row stay on the same side.
 
     Args:
-        size: the number of rows to hold out; below 1 their share.
+        size: the number of rows to hold out; below 1 a fraction.
 
     Returns:
         The samples to train on, and those held out.
