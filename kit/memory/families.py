@@ -14,7 +14,7 @@ from kit.memory.towers import TOWERS
 from kit.system.errors import Problem, UserError, raise_if
 
 MODEL = "model_name_or_path"
-NO_PLAN = "plan without it: the report of a run with --max_steps 2 shows the measured peak"
+NO_PLAN = "no plan for it; the report of a run with --max_steps 2 shows the measured peak"
 # What a family's config.json does not say: its biases, or the key that says so, its norms, whether it is tied, and
 # windows of its layers.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -120,8 +120,12 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     if family not in _KINDS:
         return shape
     try:
-        return _KINDS[family](shape, config)
-    except (KeyError, TypeError, ValueError) as error:
+        shape = _KINDS[family](shape, config)
+        heads = [size for _, kind in shape.kinds for size in (kind.num_heads, kind.num_kv_heads, kind.head_dim)]
+        if not all(map(_is_size, heads)):
+            raise ValueError("a number or size of heads is not above 0")
+        return shape
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"{where}: its layers cannot be read ({error})"
         raise UserError(field, found, "the sizes of each kind of layer") from None
 

@@ -57,7 +57,7 @@ def gemma4(shape: Shape, values: Mapping[str, Any]) -> Shape:
     """Return the shape of Gemma 4: layers with a window and with full attention have heads of different sizes.
 
     The last layers of the small models take keys and values of earlier ones. There each layer also adds embeddings of
-    its own (per-layer embeddings), from one table beside the layers.
+    its own (per-layer embeddings), from one table outside the layers.
 
     Args:
         shape: of a plain layer.
@@ -83,8 +83,8 @@ def gemma4(shape: Shape, values: Mapping[str, Any]) -> Shape:
     table = values.get("vocab_size_per_layer_input", 262_144) * own
     return replace(
         _mixed(kinds),
-        beside=(Linear("per_layer_model_projection", shape.hidden_size, own),) if own else (),
-        beside_parameters=table + own // shape.num_layers,
+        root_linears=(Linear("per_layer_model_projection", shape.hidden_size, own),) if own else (),
+        root_tables=table + own // shape.num_layers,
     )
 
 

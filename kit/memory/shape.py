@@ -110,8 +110,8 @@ class Shape:
     kept_values: int = 0  # further values that a layer keeps for its backward pass, in the dtype of computation
     kept_floats: int = 0  # the same in float32
     attended: int | None = None  # positions that a token attends to at most; None: all before it
-    beside: tuple[Linear, ...] = ()  # linear modules outside the layers
-    beside_parameters: int = 0  # other parameters of the text outside the layers: tables for each layer
+    root_linears: tuple[Linear, ...] = ()  # linear modules outside the layers
+    root_tables: int = 0  # other parameters of the text outside the layers: tables for each layer
 
     @property
     def kinds(self) -> tuple[tuple[int, "Shape"], ...]:
@@ -171,9 +171,9 @@ class Shape:
 
     @property
     def linear_weights(self) -> int:
-        """Weights of the linear modules of all layers, and of those beside them."""
+        """Weights of the linear modules of all layers, and of the root."""
         of_layers = sum(number * kind.layer_linear_weights for number, kind in self.kinds)
-        return of_layers + sum(linear.num_weights for linear in self.beside)
+        return of_layers + sum(linear.num_weights for linear in self.root_linears)
 
     @property
     def embedding_parameters(self) -> int:
@@ -182,9 +182,9 @@ class Shape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the layers: embedding, head if it is another matrix, the last norm, and what is beside."""
-        beside = self.beside_parameters + sum(linear.num_weights for linear in self.beside)
-        return (1 if self.tied else 2) * self.embedding_parameters + self.hidden_size + beside
+        """Parameters outside the layers: embedding, head if it is another matrix, last norm, and those of ``root_*``."""
+        others = self.root_tables + sum(linear.num_weights for linear in self.root_linears)
+        return (1 if self.tied else 2) * self.embedding_parameters + self.hidden_size + others
 
     @property
     def num_parameters(self) -> int:
@@ -197,8 +197,10 @@ class Shape:
         sizes = (
             number * sum(each.inputs + each.outputs for each in kind.adapted(targets)) for number, kind in self.kinds
         )
-        beside = sum(each.inputs + each.outputs for each in self.beside if targets is None or each.name in targets)
-        return rank * (sum(sizes) + beside)
+        of_root = sum(
+            each.inputs + each.outputs for each in self.root_linears if targets is None or each.name in targets
+        )
+        return rank * (sum(sizes) + of_root)
 
     def names_in_layers(self, targets: Sequence[str]) -> list[set[str]]:
         """Return for each layer, kind by kind, the ``name`` of each linear module that one of ``targets`` names."""

@@ -26,3 +26,20 @@ def test_another_family_and_values_that_are_no_sizes_are_refused():
     ):
         with pytest.raises(UserError, match=message):
             shape_of(LLAMA | changes, "mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma-4-e4b", {"layer_types": ["full_attention"]}),
+        ("gemma-4-e4b", {"per_layer_config": {"99": {"head_dim": 8}}}),
+        ("gemma-4-e4b", {"per_layer_config": {"5": 8}}),
+        ("gemma-4-e4b", {"global_head_dim": 0}),
+        ("qwen3.5-4b", {"linear_num_key_heads": None}),
+        ("qwen3.5-4b", {"linear_num_key_heads": 0}),
+    ],
+)
+def test_layers_of_several_kinds_whose_sizes_cannot_be_read_are_refused(name, changes):
+    config = json.loads((ROOT / "recipes/shapes" / name / "config.json").read_text())
+    with pytest.raises(UserError, match="its layers cannot be read"):
+        shape_of(config | {"text_config": config["text_config"] | changes}, "mine")
