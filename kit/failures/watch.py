@@ -120,9 +120,7 @@ class Watch:
                 self._last_progress = now
             last_collectives = collectives
             last_bytes = num_bytes
-            if (
-                now - before > HEARTBEAT_SECONDS + SILENT_SECONDS
-            ):  # this process was paused, for example by a scheduler's SIGSTOP
+            if now - before > HEARTBEAT_SECONDS + SILENT_SECONDS:  # paused, for example by a scheduler's SIGSTOP
                 self._last_progress += now - before
             heartbeats += 1
             status = RankStatus(

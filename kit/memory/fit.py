@@ -1,7 +1,7 @@
 """Whether a run fits its GPUs and its disk: values for ``auto``, and a refusal if it cannot fit.
 
 Promises: a run is refused only if its tensors alone are larger than a GPU, by more than the formulas may be wrong. What
-they do not describe is never refused.
+they do not cover is never refused.
 """
 
 import os

@@ -91,17 +91,15 @@ def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> b
     import torch
 
     element_size = 2 if accelerator.mixed_precision == "bf16" else 4  # of the all-gather
-    needed = sum(
-        parameter.numel() * element_size for parameter in model.parameters()
-    )  # of a DTensor: the full tensor's
+    needed = sum(parameter.numel() * element_size for parameter in model.parameters())  # of a DTensor all elements
     if accelerator.device.type == "cpu":
         free = psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     else:
         free = torch.accelerator.get_memory_info()[0]
     fits = accelerator.gather(torch.tensor([needed <= free // 2], device=accelerator.device)).all().item()
     if not fits:
-        why = f"no room for {needed:,} bytes of unsharded weights"
-        say(f"generation is slow: it all-gathers every layer for every token, as there is {why}")
+        why = f"{needed:,} bytes of unsharded weights do not fit"
+        say(f"generation is slow: it all-gathers every layer for every token, since {why}")
     return bool(fits)
 
 

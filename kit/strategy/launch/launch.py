@@ -283,10 +283,8 @@ def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 
     """
     batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
     if num_processes % sharing:
-        found, fix = (
-            f"{sharing} with {counted(num_processes, 'process')}",
-            "--num_processes, a multiple of it; not --config single",
-        )
+        found = f"{sharing} with {counted(num_processes, 'process')}"
+        fix = "--num_processes, a multiple of it; not --config single"
         return [Problem("sequence_parallel_size", found, "a divisor of the world size", fix)]
     unit = num_processes // sharing * micro_batch_size
     if batch_size % unit == 0 or batch_size % micro_batch_size:  # the latter is reported with the recipe

@@ -1,6 +1,6 @@
 """Checks of this machine: launch, driver, bf16, hub, memory and disk. No weight is read.
 
-Promises: if something cannot be checked (no model, or a run that the plan does not describe), a line reports that.
+Promises: if something cannot be checked (no model, or a run that the plan does not cover), a line reports that.
 """
 
 import os
@@ -52,7 +52,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
         workload = planned_workload(resolve_auto(recipe, topology, opened[0])[0], topology, opened[0])
     report.check("GPUs", lambda: check_gpus(topology, workload))
     if workload is None:
-        found = "not checked: the plan does not describe this run" if opened else "not checked: there is no model"
+        found = "not checked: the plan does not cover this run" if opened else "not checked: there is no model"
         report.add("memory and disk", "warn", found)
         return
     local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
