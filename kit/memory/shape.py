@@ -182,7 +182,7 @@ class Shape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the layers: embedding, head if it is another matrix, last norm, and those of ``root_*``."""
+        """Parameters outside the layers: embedding, head if it is another matrix, last norm, and ``root_*``."""
         others = self.root_tables + sum(linear.num_weights for linear in self.root_linears)
         return (1 if self.tied else 2) * self.embedding_parameters + self.hidden_size + others
 
