@@ -205,7 +205,7 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
     if settings.method != "full" and topology.strategy.name == "fsdp1" and kind not in ("lora", "oft"):
         found = f"{kind} under FSDP1, which supports lora and oft only"
         return [Problem("adapter_type", found, fix="--config fsdp")]
-    if settings.method != "full" and topology.strategy.name == "fsdp2" and kind in ("vera", "pvera"):
+    if settings.method != "full" and topology.strategy.name == "fsdp2" and kind == "vera":
         found = f"{kind} under FSDP2: its projections are buffers in float32, which sharding does not cast"
         return [Problem("adapter_type", found, fix="--config ddp")]
     if topology.strategy.name != "fsdp1":
