@@ -218,7 +218,7 @@ def check_model(
         yield Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa")
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
-        found = f"{max_length} tokens, exceeds max_position_embeddings {positions}"
+        found = f"{max_length} tokens, more than max_position_embeddings {positions}"
         fix = f"--max_length {positions}; or docs/models.md#context-extension-rope-scaling"
         yield Problem("max_length", found, fix=fix)
     limit = longest_pack(config) if packing else None

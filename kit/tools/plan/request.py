@@ -105,7 +105,7 @@ def _refused(request: PlanRequest) -> Iterator[Problem]:
     fix = "plan without it; the report of a run with --max_steps 2 shows the measured peak"
     yield from (Problem(key, "not covered by the formulas of the plan", fix=fix) for key in uncovered(recipe, shape))
     if shape.max_positions and recipe.max_length > shape.max_positions:
-        found = f"{recipe.max_length} tokens, exceeds max_position_embeddings {shape.max_positions} of {shape.name}"
+        found = f"{recipe.max_length} tokens, more than max_position_embeddings {shape.max_positions} of {shape.name}"
         yield Problem(
             "max_length",
             found,

@@ -67,8 +67,8 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
     """Return all configurations of ``base``: each method with each sensible strategy, in the order of ``METHODS``.
 
     Each has the settings that are best (see ``tuned``), with ``activation_offload``, then also ``tiled_mlp`` where it
-    does not fit without; then the smallest sequence-parallel group that fits, unless ``base`` sets its
-    size. One that never fits has those that take the least memory.
+    does not fit without; then the smallest sequence-parallel group that fits, unless ``base`` sets its size. One that
+    never fits has those that take the least memory.
 
     Args:
         only: the config of the strategy; None: all.

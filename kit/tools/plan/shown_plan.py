@@ -161,7 +161,8 @@ def time_lines(
     text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
     text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
-    text += f", with the {'teacher' if own.teacher_top_k else 'reference'} model's pass before" if before else ""
+    reader = "teacher" if own.teacher_top_k else "reference"
+    text += f", with the {reader} model's pass before the first step" if before else ""
     text += "" if lengths else f" (if every row has {own.width:,} tokens, all supervised)"
     lines.append(text)
     if own.generated_rows:
