@@ -15,7 +15,7 @@ from kit.system import interrupt
 HELP = {
     "train": "fine-tune a model: recipes/finetune.py",
     "score": "evaluate a model, an adapter or a checkpoint on a dataset: recipes/score.py",
-    "export": "merge an adapter, export a checkpoint, GGUF or quantized weights: recipes/export.py",
+    "export": "merge an adapter, or export a checkpoint, GGUF files or quantised weights: recipes/export.py",
 }
 
 

@@ -28,7 +28,7 @@ class ModelSettings(BaseModel):
     )
     gradient_checkpointing: bool | Literal["selective", "auto"] = _option(
         False,
-        "activation checkpointing: recompute layers in the backward pass; selective: only cheap parts; auto: what fits",
+        "activation checkpointing: recompute layers in backward; selective: only cheap parts; auto: least that fits",
     )
     activation_offload: bool = _option(
         False,

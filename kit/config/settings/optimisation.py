@@ -23,7 +23,7 @@ class OptimSettings(BaseModel):
     )
     per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _option(
         "auto",
-        "micro-batch size; gradient-accumulation steps follow from global_batch_size; auto: by the plan",
+        "micro-batch size; gradient-accumulation steps follow from global_batch_size; auto: the fastest that fits",
         "samples",
         expected="whole number from 1, or auto",
     )
