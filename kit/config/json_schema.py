@@ -1,7 +1,7 @@
 """The JSON schema of a recipe file, for editors.
 
 Promises: the schema accepts what the kit accepts, except booleans other than ``true`` and ``false`` (the kit also reads
-``yes``). Rules between settings are not part of it.
+``yes``). Rules between settings are not part of it. Sections of other methods and objectives are checked too.
 """
 
 from typing import Any
