@@ -85,7 +85,7 @@ def open_model(
         raise UserError("--base", "this is a full model, not an adapter: it has no base", "an adapter", "leave it out")
     config = open_config(recipe)
     if (head := head_of(config)) != "lm":
-        found = f"a model of {head}, which writes no answers"
+        found = f"a model with a head for {head}, which does not generate"
         raise UserError("model_name_or_path", found, "a language model", "`kit score` measures it")
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))
