@@ -63,7 +63,7 @@ def test_a_wheel_has_every_file_that_the_kit_opens_and_no_other_package(wheel):
 
 def test_the_pages_that_messages_name_are_found(call, installed):
     *_, line = call("--help").splitlines()
-    assert line.endswith(f" lie in {installed / 'kit/shipped'}")
+    assert line.endswith(f" are in {installed / 'kit/shipped'}")
     named = {
         page
         for path in [*installed.glob("kit/**/*.py")]

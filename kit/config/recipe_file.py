@@ -91,7 +91,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
 
     Args:
         name: a path, a name in ``recipes/`` with or without ``.yaml``, or a name with a method: ``llama-8b-lora``.
-        method: what the user asks for apart from ``name``; it wins.
+        method: what the user asks for apart from ``name``; a problem if the name has another one.
         objective: what the user asks for; it wins.
 
     Raises:
@@ -117,6 +117,9 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
     parts, more = _parts(values, where)
     problems += more
+    if of_name and method and method != of_name:
+        fix = "leave it out, or name the recipe without a method"
+        problems.append(Problem("--method", f"{method}, with --recipe {name}", of_name, fix))
     values = parts.pop("")
     method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
     own = str(values.get("objective") or Recipe.model_fields["objective"].default)

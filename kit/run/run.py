@@ -27,7 +27,7 @@ from kit.train.schedule import evaluation_is_due, save_is_due
 from kit.train.session import Session
 from kit.train.step import StepResult
 
-NEXT_FLAGS = "--config single --recipe llama-8b-lora --dataset my.jsonl"
+NEXT_FLAGS = "--config single --recipe smollm3-3b-lora --dataset my.jsonl"
 
 
 class Run(Session):

@@ -27,7 +27,7 @@ def test_the_embedded_model_has_untrained_role_tokens_and_a_trained_end_token(re
     message = problems_of(recipe(TINY), "<|user|>")
     assert "<|user|> ends the answers" in message and "looks untrained, and lora freezes it" in message
     assert "--trainable_tokens '<|user|>'" in message
-    assert "only merged: python recipes/export.py final --output_dir merged" in message
+    assert "merged: python recipes/export.py final --output_dir merged" in message
 
 
 @pytest.mark.slow

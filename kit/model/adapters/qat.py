@@ -34,7 +34,6 @@ SCHEMES = {
     "int8_dynamic_activation_int4_weight": (4, True),
     "int8_dynamic_activation_int8_weight": (8, True),
 }
-_INSTALL = 'pip install "accelerate-recipes[qat]"'
 
 
 def quantised_as(settings: MethodSettings) -> Any:
@@ -104,7 +103,7 @@ def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:
 def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Return why the ``qat`` of ``settings`` cannot be used, before any weight is read."""
     if find_spec("torchao") is None:
-        return [Problem("qat", "torchao is not installed", fix=_INSTALL)]
+        return [Problem("qat", "torchao is not installed", fix="pip install torchao")]
     rounded = layers(meta_model)
     if not rounded:
         found = f"{type(meta_model).__name__} has no torch.nn.Linear layer, and torchao quantises no other"
