@@ -251,7 +251,7 @@ def check_change(what: str, change: Change, bound: float, adapter_change: float 
         TrainingError: it is beyond ``bound``.
     """
     limit = f"{bound:.2g}" + (
-        f"; the adapter changed its base by {adapter_change:.2g}" if adapter_change is not None else ""
+        f"; the adapter itself changed {adapter_change:.2g}" if adapter_change is not None else ""
     )
     line = f"{what}: {change} (bound {limit})"
     if not change.mean <= bound:

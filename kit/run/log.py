@@ -171,10 +171,10 @@ class Log:
             self._write(row)
         share = ", ".join(
             f"{name.removeprefix('eval_').replace('_', ' ')} {_measured(name, evaluation.metrics[name])}"
-            f" ({_measured(name, low)} to {_measured(name, high)})"
+            f" (95 % interval {_measured(name, low)} to {_measured(name, high)})"
             for name, (low, high) in evaluation.intervals.items()
         )
-        share = f", last answers {share}" if share else ""
+        share = f", generated answers: {share}" if share else ""
         shown = ", ".join(self._shown(evaluation.metrics, "eval_"))
         say(f"evaluation after {step} steps: {shown}{share}")
         doubts = evaluation.doubts()

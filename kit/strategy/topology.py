@@ -114,7 +114,8 @@ class ActualStrategy:
             parts.append(f"{kind}gradient checkpointing{offload}")
         if not steps.optim.startswith("adamw_torch"):
             parts.append(steps.optim)
-        parts.append(f"global batch {steps.global_batch_size} = {num_data_ranks} x {micro_batch} x {accumulation}")
+        product = f"{num_data_ranks} (ranks) x {micro_batch} (micro-batch) x {accumulation} (accumulation)"
+        parts.append(f"global batch {steps.global_batch_size} = {product}")
         return ", ".join(parts)
 
 

@@ -21,13 +21,13 @@ def test_one_line_describes_the_strategy():
             {"type": "fsdp2", "num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
             {},
             "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 replicas, 1,234,567 trainable parameters "
-            "(lora), global batch 32 = 4 x 1 x 8",
+            "(lora), global batch 32 = 4 (ranks) x 1 (micro-batch) x 8 (accumulation)",
         ),
         (
             {**ALONE, "cpu_dry_run": True, "mixed_precision": "no"},
             {"method": "full", "gradient_checkpointing": "selective", "optim": "adamw_bf16"},
             "Single (dry run on CPU), 1 process, fp32, 1,234,567 trainable parameters (full), selective gradient "
-            "checkpointing, adamw_bf16, global batch 32 = 1 x 1 x 32",
+            "checkpointing, adamw_bf16, global batch 32 = 1 (ranks) x 1 (micro-batch) x 32 (accumulation)",
         ),
     ]
     for strategy, settings, line in cases:
