@@ -177,3 +177,21 @@ def test_the_quickstart_can_be_typed(tmp_path):
     assert all(
         (tmp_path / made).exists() for made in ("look.html", "runs/first/report.html", "merged/model.safetensors")
     )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_commands_with_embedded_models_run(tmp_path):
+    """All in one folder, after README's first command; training for two steps."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    chosen = [("README.md", "kit train")]
+    for page, command in commands():
+        if page != "quickstart.md" and re.match(r"kit (?!plan).*--recipe tiny|kit (cache|train --output_dir)", command):
+            chosen.append((page, command))
+    assert len(chosen) > 12
+    for page, command in chosen:
+        words = shlex.split(command)[1:]
+        if words[0] == "train" and "--max_steps" not in words:
+            words += ["--max_steps", "2", "--max_eval_samples", "2"]
+        done = typed("-m", "kit.cli.main", *words, cwd=tmp_path, timeout=600)
+        assert done.returncode == 0, f"{page}: {command}\n{done.stderr}"
