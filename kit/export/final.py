@@ -203,7 +203,7 @@ def card_for_servers(model: Any) -> str:
 
 
 def copy_processor(folder: Path, config: Any, pixels: Pixels = (None, None)) -> None:
-    """Copy to ``folder`` what says how images and sound become inputs, if the base reads them and has these files.
+    """Copy to ``folder`` what says how images and audio become inputs, if the base reads them and has these files.
 
     The tokenizer and its chat template, the rest of a processor, are written by the caller.
 

@@ -1,6 +1,6 @@
 """Which class of transformers opens the model of a config.
 
-Promises: a checkpoint that reads images or sound too is opened whole, by the class that its config names, so that
+Promises: a checkpoint that reads images or audio too is opened whole, by the class that its config names, so that
 ``final/`` holds it whole. Only families are opened so whose text is known to be trained as their own code would.
 """
 
