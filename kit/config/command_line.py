@@ -87,6 +87,7 @@ def read_command_line(
             file = read_recipe_file(name, flags.get("method"), flags.get("objective"))
             name, values, where = file.name, file.values, file.where
             problems += file.problems
+            notes += [file.method_note] if file.method_note else []
             notes += [file.rate_note] if file.rate_note and "learning_rate" not in flags else []
         except UserError as error:
             problems += error.problems

@@ -80,6 +80,7 @@ class RecipeFile:
     where: dict[str, str]  # the ``file:line key`` of each value
     problems: list[Problem]  # keys given twice, and mistakes in ``by_method`` and ``by_objective``
     rate_note: str = ""  # a line for the user, if the file has no good learning rate for the objective
+    method_note: str = ""  # a line for the user, if the name has another method than the one that was asked for
 
 
 def read_recipe_file(name: str, method: str | None = None, objective: str | None = None) -> RecipeFile:
@@ -91,7 +92,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
 
     Args:
         name: a path, a name in ``recipes/`` with or without ``.yaml``, or a name with a method: ``llama-8b-lora``.
-        method: what the user asks for apart from ``name``; a problem if the name has another one.
+        method: what the user asks for apart from ``name``; it wins.
         objective: what the user asks for; it wins.
 
     Raises:
@@ -117,9 +118,6 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
     parts, more = _parts(values, where)
     problems += more
-    if of_name and method and method != of_name:
-        fix = "leave it out, or name the recipe without a method"
-        problems.append(Problem("--method", f"{method}, with --recipe {name}", of_name, fix))
     values = parts.pop("")
     method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
     own = str(values.get("objective") or Recipe.model_fields["objective"].default)
@@ -147,7 +145,9 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     for key in PATHS:
         if key in values:
             values[key] = _relative_to(path.parent, values[key])
-    return RecipeFile(f"{path.stem}-{method}" if depends else path.stem, values, where, problems, rate_note)
+    method_note = f"note: --method {method} overrides that of --recipe {name}" if of_name not in (None, method) else ""
+    own_name = f"{path.stem}-{method}" if depends else path.stem
+    return RecipeFile(own_name, values, where, problems, rate_note, method_note)
 
 
 def _own_functions(values: dict[str, Any], where: dict[str, str]) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from helpers import ROOT
 
 from kit.cli.main import main
+from kit.config.command_line import read_command_line
 from kit.tools.plan import request
 
 
@@ -28,6 +30,13 @@ def test_a_recipe_is_planned_for_given_gpus(capsys):
     assert "Recommended configuration: qlora with ddp" in text and "not measured" in text
     assert re.search(r"^    accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora", text, re.M)
     assert "Nothing fits" in printed(capsys, "--model llama-70b --gpu 8GiB")
+
+
+def test_the_printed_command_is_accepted_with_another_method_than_the_recipe_names(capsys):
+    text = printed(capsys, "--recipe llama-8b-full --gpu rtx4090")
+    (words,) = re.findall(r"^    accelerate launch recipes/finetune.py (.*)", text, re.M)
+    request = read_command_line(shlex.split(words))
+    assert request.problems == [] and request.recipe.method == "lora"
 
 
 def test_rows_that_fit_no_gpu_are_shared(capsys):

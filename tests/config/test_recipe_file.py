@@ -112,9 +112,10 @@ def test_settings_of_the_method_in_use_override_the_others_of_the_file(recipe_fi
     assert accepted(["--recipe", "mine-qlora"]).max_length == 512
     assert accepted(["--recipe", "mine-lora.yaml"]).chat_template_kwargs == {"a": False}
     assert accepted(["--recipe", "mine-lora", "--learning_rate", "3e-4"]).learning_rate == 3e-4  # flags win
-    assert accepted(["--recipe", "mine-lora", "--method", "lora"]).method == "lora"
-    (problem,) = problems(["--recipe", "mine-lora", "--method", "qlora"]).values()
-    assert "qlora, with --recipe mine-lora" in str(problem)
+    request = read_command_line(["--recipe", "mine-lora", "--method", "qlora"])
+    assert (request.recipe_name, request.recipe.learning_rate) == ("mine-qlora", 1e-4)
+    assert request.notes == ["note: --method qlora overrides that of --recipe mine-lora"]
+    assert read_command_line(["--recipe", "mine-lora", "--method", "lora"]).notes == []
     assert read_command_line(argv).recipe_name == "mine-" + read_command_line(argv).recipe.method
 
 
