@@ -92,6 +92,7 @@ def main() -> None:
             batch,
             rate,
             recipe.max_grad_norm,
+            loss_scale=run.loss_scale,  # of fp16
             noise=neftune(recipe.neftune_noise_alpha, recipe.seed, step),
             asks_to_stop=run.wants_to_stop,  # this rank got a signal, or its save failed
             asks_to_save=run.saver.is_due,  # by time

@@ -51,6 +51,7 @@ def main() -> None:
     from kit.run.generation_warnings import missing_prompts, truncated_answers
     from kit.run.model_source import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
+    from kit.strategy.precision import supported_precision
     from kit.tasks.objectives import build_objective
     from kit.train.checks.head_proof import prove_head
     from kit.train.policy import build_policy
@@ -65,7 +66,9 @@ def main() -> None:
         raise UserError("model_name_or_path", found, "a model that a run with this objective has trained")
     reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
-        topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))
+        precision = precision_of(scored, topology.mixed_precision)
+        topology, lines = supported_precision(replace(topology, mixed_precision=precision))
+        say(*lines)
     checked = preflight.check(recipe, topology)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None

@@ -368,6 +368,23 @@ def stop_in_step(number: int, rank: int) -> None:
     kit.train.step.train_step = train_step
 
 
+def from_scale(scale: float, then: Prepare | None, rank: int) -> None:
+    """In a rank, before the script: a new run in fp16 begins with this loss scale."""
+    from kit.run.folder import RunFolder
+
+    resume = RunFolder.resume
+
+    def resumed(self, accelerator):
+        state = resume(self, accelerator)
+        if state.step == 0:
+            state.loss_scale = scale
+        return state
+
+    RunFolder.resume = resumed
+    if then:
+        then(rank)
+
+
 def small_tiles(then, rank: int) -> None:
     """In a rank, before the script: tiles of 16 tokens, so that rows of 64 have several."""
     import kit.model.layers.tiled_mlp

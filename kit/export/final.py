@@ -277,8 +277,8 @@ def check_trained(state: dict[str, torch.Tensor]) -> None:
     is_trained.pop("", None)
     still = [module for module, trained in is_trained.items() if not trained]
     if is_trained and len(still) == len(is_trained):
-        of_rollouts = "; with grpo, every group had zero reward variance"
-        raise TrainingError(f"every lora_B is zero: the adapter was not trained{of_rollouts}")
+        why = "with grpo, every group had zero reward variance; with fp16, every step overflowed"
+        raise TrainingError(f"every lora_B is zero: the adapter was not trained; {why}")
     if still:
         say(
             f"warning: {len(still)} of {len(is_trained)} adapters were not trained (lora_B is zero): {listed(still)}; "

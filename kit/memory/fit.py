@@ -151,8 +151,8 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
         sequence_parallel_size=topology.sequence_parallel_size,
     )
     file_bytes = config.dtype.itemsize if config.dtype else 4
-    bf16 = topology.mixed_precision == "bf16"
-    return replace(of, bf16=bf16, device_memory=gpu_memory(topology), file_bytes=file_bytes), unknown
+    half = topology.mixed_precision != "no"
+    return replace(of, bf16=half, device_memory=gpu_memory(topology), file_bytes=file_bytes), unknown
 
 
 def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:

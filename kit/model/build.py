@@ -3,8 +3,8 @@
 The dtypes are the same under every strategy:
 
 - Trainable weights are float32 (the optimiser's master copy), or all bfloat16 with ``optim: adamw_bf16``.
-- Frozen weights have the compute dtype of the topology: bfloat16 with ``mixed_precision: bf16``, else float32. With
-  method ``full`` they are written again, and float32 stays where bfloat16 would round what the files hold.
+- Frozen weights have the compute dtype of the topology, that of its ``mixed_precision``. With method ``full`` they are
+  written again, and float32 stays where another would round what the files hold.
 - 4-bit weights are NF4 with double quantisation. Their storage dtype is the compute dtype, because sharding silently
   corrupts any other storage.
 
@@ -360,8 +360,8 @@ def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype, memory_format=torch.contiguous_format)
-    # Frozen layers in float32 give their states to trained norms in bf16, which a CPU does not compute.
-    for module in model.modules() if dtype == torch.bfloat16 else ():
+    # Frozen layers in float32 give their states to trained norms in half precision, which a CPU does not compute.
+    for module in model.modules() if dtype != torch.float32 else ():
         if isinstance(module, torch.nn.LayerNorm) and module.weight is not None and module.weight.requires_grad:
             module.register_forward_pre_hook(lambda norm, args: (args[0].to(norm.weight.dtype), *args[1:]))
 

@@ -91,7 +91,8 @@ class Log:
         """Log the step that ``state`` counted last.
 
         ``metrics.jsonl`` gets a line every ``logging_steps`` steps, at the last step, for a loss spike, and for a
-        skipped step. Token counts are over all ranks.
+        skipped step. With fp16 it has the step's ``loss_scale`` and the number of ``overflows`` so far. Token counts
+        are over all ranks.
         """
         step = self.state.step
         metrics: dict[str, float] = {
@@ -106,10 +107,12 @@ class Log:
         self.throughput.add(batch)
         if self.bar is not None:
             self.bar.update(1)
-        if not result.is_finite:
+        if result.loss_scale is not None:
+            metrics |= {"loss_scale": result.loss_scale, "overflows": self.state.overflows}
+        if not result.is_finite and not result.overflowed:
             self._log_skipped_step(step, batch, result)
             return
-        if not spike and step % self.recipe.logging_steps and step != self.total_steps:
+        if not spike and not result.overflowed and step % self.recipe.logging_steps and step != self.total_steps:
             return
         speed = self.throughput.take()
         if not self.is_main:
@@ -118,6 +121,9 @@ class Log:
             text = f"step {step}: loss {result.loss:.4f} is {spike.ratio:.1f} times the median of the last"
             say(f"warning: {text} {spike.num_steps} steps; samples: {by_file(batch.origins)}")
             metrics["loss_spike"] = spike.ratio
+        if result.overflowed:
+            now = f"loss_scale is now {self.state.loss_scale:,.0f}"
+            say(f"step {step}: gradients overflow in fp16: skipped, weights unchanged; {now}")
         row: dict[str, Any] = {"step": step, **metrics, **speed}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
         if result.objective != SUPERVISED_LOSS:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 from kit.checkpoint.manifest import MANIFEST, NONE
 from kit.config.recipe import Recipe
@@ -47,7 +48,8 @@ def precision_of(path: str, given: Precision) -> Precision:
     run_file = run_of(path)
     if run_file is None:
         return given
-    return "bf16" if read_run(run_file)[1].mixed_precision == "bf16" else "no"
+    found = read_run(run_file)[1].mixed_precision
+    return found if found in get_args(Precision) else "no"  # type: ignore[return-value]
 
 
 def reference_of(scored: str, settings: ObjectiveSettings, method: str) -> Recipe | None:

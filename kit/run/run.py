@@ -22,6 +22,7 @@ from kit.strategy.processes.rendezvous import together
 from kit.system import phases
 from kit.system.console import say
 from kit.system.errors import TrainingError
+from kit.train.loss_scaling import LEAST
 from kit.train.policy import Policy
 from kit.train.schedule import evaluation_is_due, save_is_due
 from kit.train.session import Session
@@ -123,11 +124,16 @@ class Run(Session):
         """Whether the loop ends after ``step`` steps: it was the last, an early stop, or a stop is agreed."""
         return step == self.checked.total_steps or self.stop.is_agreed or bool(self._early_stop_reason)
 
+    @property
+    def loss_scale(self) -> float | None:
+        """That of the next step; None without fp16."""
+        return self.state.loss_scale if self.topology.mixed_precision == "fp16" else None
+
     def end_step(self, batch: GlobalBatch, result: StepResult, rate: float) -> None:
         """Count and log a step, and agree to stop if a rank was asked to.
 
         Raises:
-            TrainingError: more than ``max_nonfinite_steps`` steps in a row had NaN/Inf.
+            TrainingError: more than ``max_nonfinite_steps`` steps in a row had NaN/Inf, or no scale helps in fp16.
         """
         recipe, state = self.checked.recipe, self.state
         step = state.step + 1
@@ -135,6 +141,8 @@ class Run(Session):
         self.log.step(batch, result, rate, spike)
         if state.nonfinite_steps > recipe.max_nonfinite_steps:
             raise _nonfinite_error(step, result, batch)
+        if state.loss_scale < LEAST:
+            raise _overflow_error(step, result)
         self.stop.is_agreed = result.stop and step < self.checked.total_steps  # else the run ends anyway
         self._is_saved = self._is_best = False
         self._asks_to_save = result.save
@@ -169,4 +177,12 @@ def _nonfinite_error(step: int, result: StepResult, batch: GlobalBatch) -> Train
         f"step {step}: {result.values}; weights unchanged. Samples: {by_file(batch.origins)}\n"
         "    -> the same command fails at the same step again: fix or remove the sample that causes it, or train with\n"
         "       another learning_rate or mixed_precision; --max_nonfinite_steps N skips up to N such steps in a row"
+    )
+
+
+def _overflow_error(step: int, result: StepResult) -> TrainingError:
+    """The error for ``step`` (from 1), whose gradients fp16 cannot hold though the loss is not scaled."""
+    return TrainingError(
+        f"step {step}: {result.values}; the gradients overflow in fp16 even with loss_scale {LEAST:g}\n"
+        "    -> mixed_precision: bf16 on a GPU that has it, or no; or a lower learning_rate"
     )

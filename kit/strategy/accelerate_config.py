@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from kit.config.recipe_file import read_yaml
 from kit.strategy.parallelism import NOT_OFFERED, PREFIX, GroupSizes, group_sizes
-from kit.strategy.precision import FLOAT32
 from kit.strategy.strategies import Strategy, StrategyName
 from kit.strategy.topology import Precision
 from kit.system.errors import Problem, UserError, did_you_mean, raise_if
@@ -27,7 +26,6 @@ _KINDS: dict[str, StrategyName] = {
     "fsdp": "fsdp2",
 }
 _OTHER_ENGINES = "DeepSpeed, Megatron-LM and TPUs are not supported: --config fsdp; docs/distributed.md says why"
-_FP16 = f"fp16 needs loss scaling, which skips steps. On a T4 or V100, {FLOAT32}; fp8 is --fp8 true, with bf16 here"
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class _Key:
 _SECTIONS = ("fsdp_config", "dynamo_config", "parallelism_config")
 _KEYS = {
     "distributed_type": _Key(tuple(_KINDS), _OTHER_ENGINES),
-    "mixed_precision": _Key(("no", "bf16"), _FP16),
+    "mixed_precision": _Key(("no", "bf16", "fp16"), "fp8 is --fp8 true, with bf16 here"),
     "use_cpu": _Key(("false", "true")),
     "gpu_ids": _Key(("all",), "put CUDA_VISIBLE_DEVICES=... in front of the command"),  # only a launcher can hide GPUs
     "fsdp_config.fsdp_version": _Key(("1", "2")),

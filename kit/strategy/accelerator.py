@@ -28,7 +28,6 @@ from kit.strategy.fsdp import (
     replica_groups,
 )
 from kit.strategy.gradients import take_gradients_as_computed
-from kit.strategy.precision import check_precision
 from kit.strategy.processes.agreement import Fact
 from kit.strategy.processes.launcher import cores_of_rank
 from kit.strategy.processes.rendezvous import collective_timeout, join_group
@@ -150,6 +149,9 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
             AutocastKwargs(cache_enabled=False),
         ],
     )
+    if topology.mixed_precision == "fp16":
+        # The step scales the loss (``kit.train.loss_scaling``). On a CPU, Accelerate would not compute in fp16.
+        accelerator.scaler, accelerator.native_amp = None, True
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin, groups)
     if accelerator.mixed_precision != topology.mixed_precision:
@@ -164,7 +166,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     # are made, since in host memory there would be as many copies as ranks.
     stays_on_cpu = plugin is not None and (recipe.method != "qlora" or topology.load_on_rank0)
     return accelerator, LoadPlan(
-        compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
+        compute_dtype=topology.compute_dtype,
         trained_dtype="bfloat16" if recipe.optim == "adamw_bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
         quantise_on=str(accelerator.device),
@@ -175,8 +177,8 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
 
 
 def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Check that this machine supports the precision, and that the strategy can shard the model. Needs no weights."""
-    problems = check_precision(topology)
+    """Check that the strategy can shard the model. Needs no weights."""
+    problems: list[Problem] = []
     present = {type(module).__name__ for module in meta_model.modules()}
     layers = f"one of {', '.join(sorted(name for name in present if 'Layer' in name or 'Block' in name))}"
     fix = "or leave the line out: the model's own decoder layer is taken"

@@ -26,11 +26,11 @@ def fsdp_plugin(topology: Topology) -> Any:
         "state_dict_type": "SHARDED_STATE_DICT",
         "activation_checkpointing": False,
     }
-    bf16 = topology.mixed_precision == "bf16"
+    compute, is_mixed = getattr(torch, topology.compute_dtype), topology.mixed_precision != "no"
     if topology.strategy.name == "fsdp2":
         policy = None
-        if bf16:  # gradients are reduced in fp32; outputs are not cast, so the loss stays fp32
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if is_mixed:  # gradients are reduced in fp32; outputs are not cast, so the loss stays fp32
+            policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
         return FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=topology.reshard_after_forward,
@@ -38,9 +38,9 @@ def fsdp_plugin(topology: Topology) -> Any:
             **shared,
         )
     policy1 = None
-    if bf16:  # buffers stay fp32: in bf16, distant positions would have the same rotary frequencies
+    if is_mixed:  # buffers stay fp32: in bf16, distant positions would have the same rotary frequencies
         fp32 = torch.float32
-        policy1 = MixedPrecision(torch.bfloat16, reduce_dtype=fp32, buffer_dtype=fp32, cast_forward_inputs=True)
+        policy1 = MixedPrecision(compute, reduce_dtype=fp32, buffer_dtype=fp32, cast_forward_inputs=True)
     return FullyShardedDataParallelPlugin(
         fsdp_version=1,
         sharding_strategy="FULL_SHARD" if topology.reshard_after_forward else "SHARD_GRAD_OP",

@@ -15,17 +15,22 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def clip_grad_norm(model: "torch.nn.Module", trained: "list[torch.nn.Parameter]", max_norm: float) -> "torch.Tensor":
-    """Clip the gradients in place to ``max_norm``; 0 only measures. Called by all ranks.
+def clip_grad_norm(
+    model: "torch.nn.Module", trained: "list[torch.nn.Parameter]", max_norm: float, loss_scale: float = 1.0
+) -> "torch.Tensor":
+    """Divide the gradients by ``loss_scale`` and clip them to ``max_norm``, in place; 0: do not clip.
+
+    Called by all ranks.
 
     Bit for bit torch's ``clip_grad_norm_``, except that norms of bf16 gradients are in float32. The host needs a dozen
     milliseconds for an operation on some hundred DTensors, and one for this rank's shards of them.
 
     Args:
         trained: all weights of ``model`` that the optimiser trains. To find them, the host would visit every module.
+        loss_scale: a power of 2, by which the loss was multiplied; 1 under FSDP1.
 
     Returns:
-        The global gradient norm before clipping, shape [].
+        The global gradient norm before clipping, of the divided gradients, shape [].
     """
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -43,9 +48,11 @@ def clip_grad_norm(model: "torch.nn.Module", trained: "list[torch.nn.Parameter]"
                 squares = norms**2
                 torch.distributed.all_reduce(squares, group=gradients[0].device_mesh.get_group(dim))
                 norms = squares**0.5
-        norm = torch.linalg.vector_norm(norms)
+        norm = torch.linalg.vector_norm(norms) / loss_scale
         if max_norm:
-            torch._foreach_mul_(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+            torch._foreach_mul_(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0) / loss_scale)
+        elif loss_scale != 1.0:
+            torch._foreach_mul_(parts, 1.0 / loss_scale)
     return norm
 
 

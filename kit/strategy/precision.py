@@ -1,23 +1,40 @@
-"""Check the precision of a run: GPUs without bf16 or FP8, and float32 where bf16 would be faster.
+"""The precision of a run: GPUs without bf16 or FP8, what fp16 excludes, and float32 where half precision is faster.
 
-Promises: a run in float32 on a GPU reports that, with the reason and the remedy. On a CPU nothing is reported.
+Promises: where a GPU has no bf16, a run that asks for it computes in fp16 and says so; nothing is emulated. A run in
+float32 on a GPU reports that, with the remedy. On a CPU nothing is reported.
 """
 
+from dataclasses import replace
+
 from kit.config.settings.method import MethodSettings
-from kit.strategy.topology import Topology, gpus_of
+from kit.strategy.strategies import Strategy
+from kit.strategy.topology import Precision, Topology, gpus_of
 from kit.system.errors import Problem
 
-FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 _BF16_FROM = 8  # major compute capability
 _FP8_FROM = (8, 9)
 
 
-def check_precision(topology: Topology) -> list[Problem]:
-    """Return a problem if the run uses bf16, and torch would emulate it on one of its GPUs."""
+def supported_precision(topology: Topology) -> tuple[Topology, list[str]]:
+    """Return the topology with fp16 in place of bf16 if one of the run's GPUs has no bf16, and a line that says so."""
     without = _gpu_without_bf16(topology)
     if topology.mixed_precision != "bf16" or not without:
-        return []
-    return [Problem("mixed_precision", f"bf16, which {without} does not have", "no", FLOAT32)]
+        return topology, []
+    line = f"mixed_precision: fp16 with loss scaling, in place of bf16, which {without} does not have"
+    return replace(topology, mixed_precision="fp16"), [line]
+
+
+def check_precision(optim: str, strategy: Strategy, precision: Precision) -> list[Problem]:
+    """Return the problems of an optimiser and a strategy with the precision."""
+    problems = []
+    if optim == "adamw_bf16" and precision != "bf16":
+        found = f"adamw_bf16 with mixed_precision {precision}: bf16 weights give bf16 matmuls"
+        fix = f"--config {strategy.config}, on GPUs with bf16; or --optim adamw_torch"
+        problems.append(Problem("optim", found, fix=fix))
+    if precision == "fp16" and strategy.name == "fsdp1":
+        found = "fp16 under FSDP1, which clips gradients before the loss scale is divided out"
+        problems.append(Problem("mixed_precision", found, fix="--config fsdp"))
+    return problems
 
 
 def describe_precision(topology: Topology, config: str | None) -> list[str]:
@@ -28,10 +45,9 @@ def describe_precision(topology: Topology, config: str | None) -> list[str]:
     """
     if topology.mixed_precision != "no" or topology.device_type == "cpu":
         return []
-    if without := _gpu_without_bf16(topology):
-        return [f"computes in float32: {without} has no bf16, and fp16 is not supported"]
-    change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
-    return [f"computes in float32, as mixed_precision is no: bf16 is faster, with less memory: {change}"]
+    faster = "fp16" if _gpu_without_bf16(topology) else "bf16"
+    change = f"mixed_precision: {faster} in {config}" if config else f"--config {topology.strategy.config}"
+    return [f"computes in float32, as mixed_precision is no: {faster} is faster, with less memory: {change}"]
 
 
 def _gpu_without_bf16(topology: Topology) -> str:
@@ -56,7 +72,7 @@ def check_fp8(settings: MethodSettings, topology: Topology) -> list[Problem]:
     elif topology.strategy.name == "fsdp1":
         found = "not tested with FSDP1"
     elif topology.mixed_precision != "bf16":
-        found = "needs mixed_precision: bf16, and the run computes in float32"
+        found = f"needs mixed_precision: bf16, and the run computes in {topology.compute_dtype}"
     if not settings.fp8 or not found:
         return []
     return [Problem("fp8", found, fix=f"--fp8 false; or --config {topology.strategy.config} with bf16")]

@@ -17,7 +17,9 @@ from kit.system.errors import Problem, counted
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Precision = Literal["no", "bf16"]
+Precision = Literal["no", "bf16", "fp16"]
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+_DTYPES: dict[Precision, ComputeDtype] = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -41,6 +43,11 @@ class Topology:
 
     def __post_init__(self) -> None:
         assert self.strategy.replicates == (self.num_replicas > 1)
+
+    @property
+    def compute_dtype(self) -> ComputeDtype:
+        """The dtype of matmuls, and of frozen weights."""
+        return _DTYPES[self.mixed_precision]
 
     @property
     def num_data_ranks(self) -> int:
@@ -100,7 +107,7 @@ class ActualStrategy:
         parts = [
             f"{Strategy(self.type).title}{device}",
             counted(self.num_processes, "process"),
-            "bf16" if self.mixed_precision == "bf16" else "fp32",
+            "fp32" if self.mixed_precision == "no" else self.mixed_precision,
         ]
         if self.sequence_parallel_size > 1:
             parts.append(f"sequence parallelism over {self.sequence_parallel_size}")

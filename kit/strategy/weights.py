@@ -90,7 +90,7 @@ def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> b
     import psutil
     import torch
 
-    element_size = 2 if accelerator.mixed_precision == "bf16" else 4  # of the all-gather
+    element_size = 4 if accelerator.mixed_precision == "no" else 2  # of the all-gather
     needed = sum(parameter.numel() * element_size for parameter in model.parameters())  # of a DTensor all elements
     if accelerator.device.type == "cpu":
         free = psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -21,6 +21,7 @@ from kit.run.model_source import CHECKPOINT, precision_of, run_of, to_open
 from kit.run.record import read_texts
 from kit.run.resume import verify_together
 from kit.strategy.launch.launch import forget_launcher, plan_launch
+from kit.strategy.precision import supported_precision
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Precision, Topology
 from kit.system import interrupt
@@ -59,7 +60,7 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     if planned.config_file is None:
         usual: Precision = "bf16" if topology.device_type == "cuda" else topology.mixed_precision
         name = planned.recipe.adapter_name_or_path or planned.recipe.model_name_or_path
-        topology = replace(topology, mixed_precision=precision_of(name, usual))
+        topology, _ = supported_precision(replace(topology, mixed_precision=precision_of(name, usual)))
     forget_launcher(topology)
     return planned.recipe, topology
 

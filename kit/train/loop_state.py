@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from kit.train.loss_scaling import INITIAL, next_scale
+
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
     from kit.train.step import StepResult
@@ -35,7 +37,10 @@ class LoopState:
     last_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
     best: dict[str, Any] = field(default_factory=dict)  # of the best evaluation: step, and the metric that was followed
     stale_evaluations: int = 0  # number of evaluations in a row that did not improve enough for early stopping
-    nonfinite_steps: int = 0  # number of steps in a row that were skipped
+    nonfinite_steps: int = 0  # number of steps in a row that were skipped; one that overflowed in fp16 does not count
+    loss_scale: float = INITIAL  # of the next step; the loss is scaled with fp16 only
+    good_steps: int = 0  # since loss_scale last changed
+    overflows: int = 0  # number of steps of the whole run that were skipped since gradients overflowed in fp16
     recent_losses: list[float] = field(default_factory=list)  # of the last RECENT_STEPS finite steps
     tokens_seen: int = 0  # of all steps so far, over all ranks, without padding
     tracker_id: str = ""  # of the run in trackers; the same for all its starts
@@ -74,6 +79,11 @@ class LoopState:
             The spike, or None if the loss is none.
         """
         self.step = step
+        if result.loss_scale is not None and (result.is_finite or result.overflowed):
+            self.loss_scale, self.good_steps = next_scale(result.loss_scale, self.good_steps, result.overflowed)
+        if result.overflowed:
+            self.overflows += 1
+            return None
         self.nonfinite_steps = 0 if result.is_finite else self.nonfinite_steps + 1
         num_losses = len(self.recent_losses)
         median = statistics.median(self.recent_losses) if num_losses >= FEWEST_LOSSES else math.inf

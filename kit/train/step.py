@@ -44,6 +44,7 @@ class StepResult:
     stop: bool = False  # whether any rank was asked to stop
     save: bool = False  # whether any rank asked for a save
     objective: str = "SupervisedLoss"  # the class of the objective; only this one's loss compares with eval_loss
+    loss_scale: float | None = None  # that of this step; None: the loss is not scaled
     # Whether every number of which loss and metrics are made is finite. A metric may leave one out.
     sums_are_finite: bool = True
 
@@ -51,6 +52,12 @@ class StepResult:
     def is_finite(self) -> bool:
         """Whether all numbers are finite. If not, the step changed neither weights nor optimiser state."""
         return self.sums_are_finite and math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether fp16 could not hold the scaled gradients, and nothing else is wrong."""
+        losses_are_finite = self.sums_are_finite and math.isfinite(self.loss)
+        return self.loss_scale is not None and losses_are_finite and not math.isfinite(self.grad_norm)
 
     @property
     def values(self) -> str:
@@ -66,6 +73,7 @@ def train_step(
     learning_rate: float,
     max_grad_norm: float,
     *,
+    loss_scale: float | None = None,
     noise: EmbeddingNoise | None = None,
     asks_to_stop: Callable[[], bool] = lambda: False,
     asks_to_save: Callable[[], bool] = lambda: False,
@@ -78,6 +86,7 @@ def train_step(
     Args:
         learning_rate: of the schedule; each parameter group multiplies it (``keep_lr_multipliers``).
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
+        loss_scale: a power of 2, see ``kit.train.loss_scaling``; None: the loss is not scaled.
         noise: added to the input embeddings.
         asks_to_stop: whether this rank was asked to stop; called after the gradients were computed. ``StepResult.stop``
             says on all ranks whether any rank was.
@@ -111,7 +120,7 @@ def train_step(
                 part = router_loss * (micro_batch.weights.sum() / total_weight)
                 router_parts.append(in_float64(part.detach()))
                 minimised = minimised + part * num_processes
-            accelerator.backward(minimised)
+            accelerator.backward(minimised if loss_scale is None else minimised * loss_scale)
         numbers.append(of_micro_batch)
     # Filled on the device: a copy of numbers from the host would wait for it.
     kind: dict[str, Any] = {"dtype": torch.float64, "device": float64_device(accelerator.device)}
@@ -119,19 +128,21 @@ def train_step(
     asked = [torch.full((), float(asks()), **kind) for asks in (asks_to_stop, asks_to_save)]
     # One collective for everything that is summed over the ranks.
     sums = prepared.ranks.sum(torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, *asked])]))
-    norm = clip_grad_norm(model, prepared.trained, max_grad_norm)
+    norm = clip_grad_norm(model, prepared.trained, max_grad_norm, loss_scale or 1.0)
     # With offloaded weights the norm is on the CPU, and the optimiser too.
     known = torch.cat([sums, in_float64(norm).to(sums).reshape(1)])
     # The only synchronisation of the host with the device, but for ``in_float64`` on MPS.
     read = _begin_to_read(known)
-    _check_gradients(prepared)
-    if not optimizer.state:
-        _report_still_adapters(prepared)
+    if prepared.ranks.num_processes > 1:
+        _check_gradients(prepared)
     before_update()
     set_learning_rate(optimizer, learning_rate)
     if can_skip(optimizer, known.device):
         step_unless(optimizer, ~torch.isfinite(known).all())
     elif all(map(math.isfinite, read())):
+        if not optimizer.state:  # the first update, so that skipped steps before it report nothing
+            _check_gradients(prepared)
+            _report_still_adapters(prepared)
         optimizer.step()
     clear_gradients(accelerator, prepared.trained)
     *values, router_loss, num_stop_requests, num_save_requests, grad_norm = read()
@@ -146,6 +157,7 @@ def train_step(
         stop=num_stop_requests > 0,
         save=num_save_requests > 0,
         objective=type(objective).__name__,
+        loss_scale=loss_scale,
         sums_are_finite=all(map(math.isfinite, values)),
     )
 
@@ -178,15 +190,13 @@ def _inputs(objective: StepLoss, micro_batch: "MicroBatch", noise: EmbeddingNois
 
 
 def _check_gradients(prepared: "Prepared") -> None:
-    """Refuse trainable weights without a gradient. On one process, warn of some at the first step instead.
+    """Refuse trainable weights without a gradient. On one process, warn of some at the first update instead.
 
     With several processes, the others would wait for that gradient. An empty tensor needs none: it is this rank's share
     of a weight that other ranks hold.
     """
     optimizer = prepared.optimizer
     assert optimizer is not None, "a step needs an optimiser"
-    if prepared.ranks.num_processes == 1 and optimizer.state:  # after the first step
-        return
     if all(p.grad is not None or p.numel() == 0 for p in prepared.trained):  # in each step, so without the names
         return
     named = [(plain_name(name), p) for name, p in prepared.model.named_parameters() if p.requires_grad]
@@ -209,7 +219,7 @@ def _check_gradients(prepared: "Prepared") -> None:
 
 
 def _report_still_adapters(prepared: "Prepared") -> None:
-    """Warn of adapters that this step, the first one, leaves as they are: their gradients are zero on all ranks.
+    """Warn of adapters that the first update leaves as they are: their gradients are zero on all ranks.
 
     Called by all ranks. On one process, adapters without a gradient are left to ``_check_gradients``.
     """

@@ -11,7 +11,7 @@ def test_without_arguments_it_checks_this_machine_for_the_recipe_tiny(capsys, mo
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok    launch ") and lines[-1].endswith(" 0 fail")
     names = [line.split()[1] for line in lines[:-1]]
-    assert names == ["launch", "driver", "bf16", "model", "data", "GPUs", "memory", "disk"]
+    assert names == ["launch", "driver", "precision", "model", "data", "GPUs", "memory", "disk"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -59,7 +59,7 @@ def test_words_of_other_kits_are_answered_as_a_flag_and_in_a_file_by_their_value
         ("load_in_4bit", "true", "use method: qlora"),
         ("bf16", "true", "mixed_precision: bf16"),
         ("mixed_precision", "no", "float32 without it"),
-        ("dtype", "float16", "sets bf16 or float32"),
+        ("dtype", "float16", "mixed_precision: fp16 in a copy"),
         ("deepspeed", "x.json", "--config fsdp"),
         ("custom_loss", "x", "docs/architecture.md#an-objective-or-another-loss"),
         ("assistant_only_loss", "false", "use train_on: all"),

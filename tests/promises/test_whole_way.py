@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from covering import Rules, covering_rows
-from helpers import WORDS, Finetune, make_model, small_tiles, stop_in_step, typed
+from helpers import WORDS, Finetune, from_scale, make_model, small_tiles, stop_in_step, typed
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, BitsAndBytesConfig
 from vision_models import make_vision_model, picture
@@ -42,7 +42,7 @@ FACTORS = {
         "objective": "sft dft eaft dpo orpo simpo cpo kto",
         "extra": "none neftune smoothing z_loss loraplus router",
         "optim": "adamw_torch_fused adamw_bf16 adamw_8bit paged_adamw_32bit muon lion_32bit",
-        "precision": "no bf16",
+        "precision": "no bf16 fp16",
         "topology": "single ddp fsdp fsdp1",
         "checkpointing": "no yes selective",
         "compile": "no yes",
@@ -95,7 +95,8 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"method": "oft", "compile": "yes"}, "torch_compile: given with adapter_type oft"),
     ({"method": "oft", "optim": "muon"}, "optim: given with adapter_type oft"),
     ({"method": ADAPTERS, "optim": "adamw_bf16"}, "optim: adamw_bf16 with method"),
-    ({"optim": "adamw_bf16", "precision": "no"}, "bf16 weights give bf16 matmuls"),
+    ({"optim": "adamw_bf16", "precision": "no|fp16"}, "bf16 weights give bf16 matmuls"),
+    ({"precision": "fp16", "topology": "fsdp1"}, "mixed_precision: fp16 under FSDP1"),
     ({"optim": "adamw_bf16", "topology": "fsdp1"}, "optim: adamw_bf16 under FSDP1"),
     ({"optim": "adamw_8bit|paged_adamw_32bit|lion_32bit", "topology": "fsdp|fsdp1"}, "cannot read sharded parameters"),
     ({"method": "dora", "topology": "fsdp1"}, "use_dora: .*DoRA reads whole base weights"),
@@ -131,7 +132,7 @@ ROLLOUTS = {
         "long": "drop",
         "objective": "grpo",
         "optim": "adamw_torch_fused muon",
-        "precision": "no bf16",
+        "precision": "no bf16 fp16",
         "topology": "single ddp fsdp fsdp1",
         "checkpointing": "no yes",
         "micro": "1 2",
@@ -166,7 +167,7 @@ TASKS = {
         "sequence": "whole parallel",
         "tiles": "no yes",
         "optim": "adamw_torch_fused muon",
-        "precision": "no bf16",
+        "precision": "no bf16 fp16",
         "topology": "single ddp fsdp fsdp1",
         "checkpointing": "no yes",
         "micro": "1 2",
@@ -451,6 +452,14 @@ class Way:
         self.bound = 1e-4 if row["optim"] in ("muon", "lion_32bit") else 2e-6
         self.flags = self._flags()
 
+    def _config(self, name: str) -> str:
+        """The shipped Accelerate config, with the row's precision."""
+        if self.row["precision"] == "bf16":
+            return name
+        path = self.folder / f"{name}.yaml"
+        path.write_text(Path(self.fp32[name]).read_text().replace('"no"  #', f'"{self.row["precision"]}"  #'))
+        return str(path)
+
     def _write(self, name: str, rows: list[dict]) -> Path:
         path = self.folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(each) + "\n" for each in rows))
@@ -538,12 +547,14 @@ class Way:
 
     def start(self, name: str, topology: str = "", prepare=None, **changes):
         config = topology or self.row["topology"]
-        path = self.fp32[config] if self.in_float32 else config
+        path = self._config(config)
         run = Finetune(self.base, self.folder / "train.jsonl", self.folder)
         flags = {**self.flags, "config": path, **changes}
         run.defaults = {name: value for name, value in flags.items() if value is not None}
         if flags.get("tiled_mlp"):
             prepare = functools.partial(small_tiles, prepare)
+        if self.row["precision"] == "fp16":  # three steps might all overflow with the usual scale
+            prepare = functools.partial(from_scale, 2.0**8, prepare)
         if config == "single":
             run.defaults.pop("sequence_parallel_size", None)
         return run(name, 1 if config == "single" else 2, prepare=prepare)
@@ -687,8 +698,7 @@ class Way:
     def check_score(self, run) -> None:
         """``recipes/score.py`` of the run's final model: the loss of the run's last evaluation."""
         measured = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
-        config = self.fp32["single"] if self.in_float32 else "single"
-        words = ["score", str(run.folder), str(self.flags["eval_dataset"]), "--config", config]
+        words = ["score", str(run.folder), str(self.flags["eval_dataset"]), "--config", self._config("single")]
         done = typed("-m", "kit.cli.main", *words)
         assert done.returncode == 0, done.stdout + done.stderr
         is_rounded = self.row["precision"] != "no" or (self.row["stored"] != "float32" and not self.is_adapter)

@@ -122,7 +122,7 @@ def test_minus_one_process_is_one_per_gpu(read):
 # The text of a config, the line to name, and words the message must hold.
 REFUSED = [
     (FSDP + "  fsdp_reshard_after_foward: false\n", 5, ["did you mean 'fsdp_config.fsdp_reshard_after_forward'?"]),
-    ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16", "loss scaling", "T4", "--mixed_precision no"]),
+    ("mixed_precision: fp8\n", 1, ["'fp8'", "no or bf16 or fp16", "--fp8 true"]),
     (DDP + "deepspeed_config:\n  zero_stage: 2\n", 3, ["deepspeed_config: not a key", "docs/distributed.md"]),
     (FSDP + "  fsdp_auto_wrap_policy: NO_WRAP\n", 5, ["NO_WRAP", "transformer_based_wrap"]),
     (FSDP + "  fsdp_activation_checkpointing: true\n", 5, ["--gradient_checkpointing", "wrong gradients"]),
@@ -146,7 +146,7 @@ def test_an_unsupported_key_is_refused_at_its_line_with_a_fix(refusal):
 
 def test_everything_wrong_with_a_config_is_reported_at_once(refusal):
     error = refusal(
-        "mixed_precision: fp16\ndistributed_type: FSDP\nnum_proceses: 4\nnum_processes: -2\n"
+        "mixed_precision: fp8\ndistributed_type: FSDP\nnum_proceses: 4\nnum_processes: -2\n"
         "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: NO_WRAP\n  fsdp_activation_checkpointing: true\n"
     )
     places = [problem.where.rpartition("mine.yaml:")[2].split()[0] for problem in error.problems]

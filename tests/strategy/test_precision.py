@@ -1,4 +1,4 @@
-"""A run in float32 on a GPU reports that with a remedy; missing bf16, and fp16, are refused.
+"""A run in float32 on a GPU reports that with a remedy; where bf16 is missing, fp16 takes its place in a line.
 
 The GPUs are torch's answers about them. No number of a T4 was measured.
 """
@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers import with_gpus
 
-from kit.strategy.precision import FLOAT32, check_precision, describe_precision
-from kit.strategy.strategies import DDP, HYBRID, SINGLE
+from kit.strategy.precision import check_precision, describe_precision, supported_precision
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, SINGLE
 from kit.strategy.topology import Topology
 
 GPUS = {"NVIDIA A10G": True, "Tesla T4": False}  # has bf16
@@ -38,28 +38,33 @@ def test_a_gpu_in_float32_is_reported_with_a_remedy(on):
         topology = on(gpu, HYBRID)
         (without_config,) = describe_precision(topology, None)
         (with_config,) = describe_precision(topology, "mine.yaml")
-        assert without_config.startswith("computes in float32") and check_precision(topology) == [], gpu
-        if has_bf16:
-            assert without_config.endswith("--config fsdp_hybrid"), gpu
-            assert with_config.endswith("mixed_precision: bf16 in mine.yaml"), gpu
-        else:
-            assert without_config == with_config and "fp16 is not supported" in with_config, gpu
+        faster = "bf16" if has_bf16 else "fp16"
+        assert without_config.startswith("computes in float32") and f"{faster} is faster" in without_config, gpu
+        assert without_config.endswith("--config fsdp_hybrid"), gpu
+        assert with_config.endswith(f"mixed_precision: {faster} in mine.yaml"), gpu
+        assert supported_precision(topology) == (topology, []), gpu  # what was asked for
 
 
-def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emulate_it(on):
-    for gpu in GPUS:
-        topology = on(gpu, precision="bf16")
-        assert describe_precision(topology, "single") == [], gpu
-        problems = check_precision(topology)
-        assert bool(problems) != GPUS[gpu], gpu
-        for problem in problems:
-            assert str(problem).startswith(f"mixed_precision: bf16, which {gpu} does not have; expected no"), gpu
-            assert problem.fix == FLOAT32, gpu
+def test_fp16_takes_the_place_of_bf16_where_torch_would_emulate_it_and_a_line_says_so(on):
+    for gpu, has_bf16 in GPUS.items():
+        topology, lines = supported_precision(on(gpu, precision="bf16"))
+        assert topology.mixed_precision == ("bf16" if has_bf16 else "fp16") and describe_precision(topology, None) == []
+        assert has_bf16 == (not lines), gpu
+        for line in lines:
+            assert line.startswith("mixed_precision: fp16") and f"in place of bf16, which {gpu} does not have" in line
 
 
 def test_one_gpu_without_bf16_decides_for_all_that_the_run_uses(on, monkeypatch):
     topology = replace(on("NVIDIA A10G", DDP, "bf16"), num_processes=2)
     with_gpus(monkeypatch, ("NVIDIA A10G", 8), ("Tesla T4", 7))
-    (problem,) = check_precision(topology)
-    assert "bf16, which Tesla T4 does not have" in problem.found
-    assert check_precision(replace(topology, num_processes=1)) == []  # it runs on the first one
+    assert supported_precision(topology)[0].mixed_precision == "fp16"
+    assert supported_precision(replace(topology, num_processes=1))[1] == []  # it runs on the first one
+
+
+def test_what_does_not_go_with_fp16_is_refused():
+    for strategy in (SINGLE, DDP, FSDP2):
+        assert check_precision("adamw_torch_fused", strategy, "fp16") == []
+    (problem,) = check_precision("adamw_bf16", FSDP2, "fp16")
+    assert "adamw_bf16 with mixed_precision fp16" in problem.found and "--config fsdp" in problem.fix
+    (problem,) = check_precision("adamw_torch", FSDP1, "fp16")
+    assert "fp16 under FSDP1" in problem.found and problem.fix == "--config fsdp"

@@ -4,8 +4,10 @@ import json
 import math
 from dataclasses import fields
 
+import torch
+
 from kit.config.recipe import Recipe
-from kit.train import loop_state
+from kit.train import loop_state, loss_scaling
 from kit.train.loop_state import LoopState
 from kit.train.step import StepResult
 
@@ -26,6 +28,26 @@ def test_all_of_it_comes_back(monkeypatch):
     state.stale_evaluations, state.tokens_seen = 2, 900
     assert through_a_checkpoint(state) == state
     assert list(state.record()) == [each.name for each in fields(LoopState)]
+
+
+def test_the_scale_of_the_loss_follows_overflows_as_that_of_torch_and_they_are_not_counted_as_not_finite(monkeypatch):
+    monkeypatch.setattr(loss_scaling, "GROWTH_STEPS", 3)
+    theirs = torch.amp.GradScaler("cpu", growth_interval=3)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer, state = torch.optim.SGD([weight]), LoopState()
+    assert state.loss_scale == theirs.get_scale()
+    for step, norm in enumerate([math.inf, math.nan, 1, 1, 1, math.inf, 1, 1, 1, 1, 1, 1, 1, math.inf], 1):
+        theirs.scale((weight * norm).sum()).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        state.end_step(step, StepResult(1.0, norm, loss_scale=state.loss_scale), 1.5)
+        assert (state.loss_scale, state.good_steps) == (theirs.get_scale(), theirs._get_growth_tracker()), step
+        state = through_a_checkpoint(state)
+    assert (state.overflows, state.nonfinite_steps, len(state.recent_losses)) == (4, 0, 10)
+    scale = state.loss_scale
+    state.end_step(15, StepResult(math.nan, math.nan, loss_scale=scale), 1.5)  # no scale helps the loss
+    assert (state.overflows, state.nonfinite_steps, state.loss_scale) == (4, 1, scale)
 
 
 def test_steps_that_are_not_finite_are_counted_in_a_row_through_a_resume():

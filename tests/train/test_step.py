@@ -53,7 +53,7 @@ def build(recipe):
     return build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
 
 
-def step(setting, size, spoil=lambda model: None, max_grad_norm=1.0, weigh=lambda batch: batch):
+def step(setting, size, spoil=lambda model: None, max_grad_norm=1.0, weigh=lambda batch: batch, loss_scale=None):
     """Result, and the weights before and after a step on ``IDS`` in micro-batches of ``size`` samples."""
     recipe, samples = setting
     model = build(recipe)
@@ -65,7 +65,9 @@ def step(setting, size, spoil=lambda model: None, max_grad_norm=1.0, weigh=lambd
     num_datasets = 1 + max(int(batch.dataset_ids.max()) for batch in batches)
     objective = SupervisedLoss([f"dataset {i}" for i in range(num_datasets)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    result = train_step(prepared(model, optimizer), objective, batch_of(batches, num_datasets), 1e-3, max_grad_norm)
+    batch = batch_of(batches, num_datasets)
+    scale = {"loss_scale": loss_scale}
+    result = train_step(prepared(model, optimizer), objective, batch, 1e-3, max_grad_norm, **scale)
     assert result.objective == "SupervisedLoss"
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     return result, before, after
@@ -97,6 +99,16 @@ def test_each_data_set_has_its_own_loss(setting):
     assert min(parts.metrics.values()) < plain.loss < max(parts.metrics.values())
     empty, _, _ = step(setting, 2, weigh=lambda batch: replace(batch, dataset_ids=batch.dataset_ids + 1))
     assert empty.metrics == {"loss/dataset 1": pytest.approx(plain.loss, rel=1e-6)}  # dataset 0 had no target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_grad_norm", [0.01, 0])
+def test_a_scale_of_the_loss_changes_no_bit_of_the_update(setting, max_grad_norm):
+    plain, _, after = step(setting, 4, max_grad_norm=max_grad_norm)
+    scaled, _, same = step(setting, 4, max_grad_norm=max_grad_norm, loss_scale=2.0**20)
+    assert torch.equal(after, same) and (scaled.loss, scaled.grad_norm) == (plain.loss, plain.grad_norm)
+    over, before, after = step(setting, 4, max_grad_norm=max_grad_norm, loss_scale=2.0**127)
+    assert over.overflowed and not over.is_finite and over.loss == plain.loss and torch.equal(before, after)
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from kit.strategy.accelerate_config import AccelerateConfig, config_from_environ
 from kit.strategy.compiler import compile_problems, resolve_compile
 from kit.strategy.launch.launch_problems import launch_problems, started_machines
 from kit.strategy.launch.torchrun import DEFAULT_PORT, INHERITED, Machines, torchrun_command
+from kit.strategy.precision import check_precision, supported_precision
 from kit.strategy.processes.launcher import end_with_launcher, launched_rank
 from kit.strategy.processes.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
@@ -199,9 +200,12 @@ def _plan(
         load_on_rank0=config.load_on_rank0 and config.strategy.name == "fsdp2",  # FSDP1 cannot start on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
-    notes: list[str] = []
+    topology, notes = supported_precision(topology)
+    if notes:
+        problems += check_precision(recipe.optim, topology.strategy, topology.mixed_precision)
     if trains:
-        compiles, notes = resolve_compile(recipe, config.compiles, topology)
+        compiles, lines = resolve_compile(recipe, config.compiles, topology)
+        notes += lines
         problems += compile_problems(topology) if compiles else []
         recipe = recipe.model_copy(update={"torch_compile": compiles})
         if recipe.activation_offload and device_type != "cuda":
@@ -242,10 +246,7 @@ def _method_problems(
         if known.not_fsdp1:
             fix = f"--config fsdp: {known.not_fsdp1}"
         yield Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix)
-    if optim == "adamw_bf16" and config.mixed_precision != "bf16":
-        found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: bf16 weights give bf16 matmuls"
-        fix = f"--config {strategy.config}, whose precision is bf16; or --optim adamw_torch"
-        yield Problem("optim", found, fix=fix)
+    yield from check_precision(optim, strategy, config.mixed_precision)
     if strategy.name == "fsdp1":
         for name, why in _NOT_FSDP1.items():
             if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):

@@ -1,4 +1,4 @@
-"""Checks of this machine: launch, driver, bf16, hub, memory and disk. No weight is read.
+"""Checks of this machine: launch, driver, precision, hub, memory and disk. No weight is read.
 
 Promises: if something cannot be checked (no model, or a run that the plan does not cover), a line reports that.
 """
@@ -23,7 +23,7 @@ from kit.memory.sizes import format_bytes
 from kit.memory.workload import Workload
 from kit.model.build import open_config
 from kit.strategy.launch.launch import LaunchPlan
-from kit.strategy.precision import check_precision, describe_precision
+from kit.strategy.precision import describe_precision
 from kit.strategy.processes.launcher import LaunchedRank
 from kit.strategy.topology import Topology, gpu_memory
 from kit.system.console import silence_libraries
@@ -43,7 +43,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     recipe, topology, config = planned.recipe, planned.topology, planned.config
     report.check("launch", lambda: _check_launch(planned, launched))
     report.check("driver", lambda: check_driver(topology))
-    report.check("bf16", lambda: check_bf16(topology, planned.config_file))
+    report.check("precision", lambda: check_precision(topology, planned.config_file))
     opened: list[Any] = []
     report.check("model", lambda: _check_model(recipe, opened))
     report.check("data", lambda: check_data(recipe.dataset_entries, recipe.eval_dataset_entries))
@@ -89,15 +89,14 @@ def check_driver(topology: Topology) -> str:
     raise UserError(build, found, fix=fix)
 
 
-def check_bf16(topology: Topology, config: str | None) -> str:
-    """Fail if the config asks for bf16 and a GPU has none; warn of float32 on a GPU.
+def check_precision(topology: Topology, config: str | None) -> str:
+    """Warn of float32 on a GPU.
 
     Args:
         config: as the command names it; None without one.
     """
     if lines := describe_precision(topology, config):
         raise CheckWarning("; ".join(lines))
-    raise_if(check_precision(topology))
     return f"mixed_precision: {topology.mixed_precision}"
 
 

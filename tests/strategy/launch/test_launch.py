@@ -10,7 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, with_gpus
 
 from kit.config.command_line import read_command_line
 from kit.strategy.launch import launch, launch_problems
@@ -228,6 +228,21 @@ def test_a_single_config_under_two_ranks_prints_the_command_for_one(resolve):
     assert resolve(*words[5:], gpus=2).strategy == SINGLE
 
 
+def test_a_gpu_without_bf16_gets_fp16_and_a_line_says_so_once(resolve, config_file, monkeypatch, capsys):
+    with_gpus(monkeypatch, ("Tesla T4", 7), ("Tesla T4", 7))
+    for config in ("single", "ddp", "fsdp"):
+        assert resolve("--config", config, "--method", "qlora", gpus=2).mixed_precision == "fp16", config
+        assert capsys.readouterr().out.count("fp16 with loss scaling, in place of bf16, which Tesla T4") == 1, config
+    error = refusal(resolve, "--config", "ddp", "--method", "full", "--optim", "adamw_bf16", gpus=2)
+    assert "adamw_bf16 with mixed_precision fp16" in str(error)
+    assert "fp16 under FSDP1" in str(refusal(resolve, "--config", "fsdp1", gpus=2))
+    text = "mixed_precision: {}\n"
+    for asked in ("no", "fp16"):  # what was asked for
+        assert resolve("--config", config_file(text.format(asked)), gpus=1).mixed_precision == asked
+    with_gpus(monkeypatch, ("NVIDIA A10G", 8))
+    assert resolve("--config", "single", gpus=1).mixed_precision == "bf16"
+
+
 def test_more_processes_than_gpus_are_refused(resolve):
     error = refusal(resolve, "--config", "ddp", "--num_processes", 4, gpus=2)
     assert "4 on a machine with 2 GPUs" in str(error) and "at most 2" in str(error)
@@ -278,10 +293,10 @@ def test_unsupported_settings_of_a_launcher_are_refused_as_in_a_config(resolve):
 
 
 def test_flags_recipe_and_config_are_reported_at_once(resolve, config_file):
-    path = config_file("distributed_type: FSDP\nmixed_precision: fp16\nfsdp_config:\n  fsdp_version: 3\n")
+    path = config_file("distributed_type: FSDP\nmixed_precision: fp8\nfsdp_config:\n  fsdp_version: 3\n")
     error = refusal(resolve, "--config", path, "--lerning_rate", 1, "--method", "lorra")
     text = str(error)
-    assert all(word in text for word in ("lerning_rate", "lorra", "fp16", "fsdp_version")) and len(error.problems) == 4
+    assert all(word in text for word in ("lerning_rate", "lorra", "fp8", "fsdp_version")) and len(error.problems) == 4
 
 
 # The real thing
