@@ -27,7 +27,7 @@ def clip_grad_norm(
 
     Args:
         trained: all weights of ``model`` that the optimiser trains. To find them, the host would visit every module.
-        loss_scale: a power of 2, by which the loss was multiplied; 1 under FSDP1.
+        loss_scale: by which the loss was multiplied; 1 under FSDP1.
 
     Returns:
         The global gradient norm before clipping, of the divided gradients, shape [].

@@ -103,6 +103,8 @@ def train_step(
     # and ranks of one sequence-parallel group have each a part of its gradient.
     num_processes = prepared.ranks.num_processes
     scales = [num_processes / divisor for divisor in objective.divisors(batch)]
+    # Divided by what the terms are multiplied by, so that the same gradients overflow on every number of processes.
+    backward_scale = 1.0 if loss_scale is None else loss_scale / num_processes
     numbers = []  # for the metrics, float64 [n] of each micro-batch
     # Each micro-batch's part of the mean of the routers' losses, weighted by the targets. They are no sums over tokens,
     # so this mean depends on how the global batch is cut into micro-batches.
@@ -120,7 +122,7 @@ def train_step(
                 part = router_loss * (micro_batch.weights.sum() / total_weight)
                 router_parts.append(in_float64(part.detach()))
                 minimised = minimised + part * num_processes
-            accelerator.backward(minimised if loss_scale is None else minimised * loss_scale)
+            accelerator.backward(minimised if loss_scale is None else minimised * backward_scale)
         numbers.append(of_micro_batch)
     # Filled on the device: a copy of numbers from the host would wait for it.
     kind: dict[str, Any] = {"dtype": torch.float64, "device": float64_device(accelerator.device)}
@@ -128,7 +130,7 @@ def train_step(
     asked = [torch.full((), float(asks()), **kind) for asks in (asks_to_stop, asks_to_save)]
     # One collective for everything that is summed over the ranks.
     sums = prepared.ranks.sum(torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, *asked])]))
-    norm = clip_grad_norm(model, prepared.trained, max_grad_norm, loss_scale or 1.0)
+    norm = clip_grad_norm(model, prepared.trained, max_grad_norm, backward_scale)
     # With offloaded weights the norm is on the CPU, and the optimiser too.
     known = torch.cat([sums, in_float64(norm).to(sums).reshape(1)])
     # The only synchronisation of the host with the device, but for ``in_float64`` on MPS.

@@ -82,6 +82,23 @@ def test_steps_that_overflow_are_skipped_until_the_scale_fits_and_a_resume_is_ex
 
 
 @pytest.mark.slow
+def test_the_same_steps_overflow_on_every_topology(finetune, fp16):
+    flags = {
+        "method": "lora",
+        "logging_steps": 20,
+        "max_steps": 16,
+        "prepare": functools.partial(from_scale, 2.0**30, None),
+    }
+    runs = [
+        finetune.ok(config, n, config=fp16[config], **flags) for config, n in (("single", 1), ("ddp", 2), ("fsdp", 2))
+    ]
+    single, *others = [[row["step"] for row in run.rows] for run in runs]
+    assert len(single) > 5 and others == [single, single]  # a row for each overflow, and the last step
+    for run in runs[1:]:
+        assert run.rows[-1]["loss"] == pytest.approx(runs[0].rows[-1]["loss"], rel=1e-6)
+
+
+@pytest.mark.slow
 def test_a_run_that_no_scale_helps_ends_with_an_error(finetune, fp16):
     run = finetune("run", prepare=never_fits, config=fp16["single"])
     assert run.status == 1 and "Traceback" not in run.output and len(run.rows) == 3
