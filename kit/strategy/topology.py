@@ -17,9 +17,10 @@ from kit.system.errors import Problem, counted
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from kit.model.load_plan import ComputeDtype
+
 Precision = Literal["no", "bf16", "fp16"]
-ComputeDtype = Literal["float32", "bfloat16", "float16"]
-_DTYPES: dict[Precision, ComputeDtype] = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_DTYPES: "dict[Precision, ComputeDtype]" = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -45,7 +46,7 @@ class Topology:
         assert self.strategy.replicates == (self.num_replicas > 1)
 
     @property
-    def compute_dtype(self) -> ComputeDtype:
+    def compute_dtype(self) -> "ComputeDtype":
         """The dtype of matmuls, and of frozen weights."""
         return _DTYPES[self.mixed_precision]
 
