@@ -20,7 +20,7 @@ def supported_precision(topology: Topology) -> tuple[Topology, list[str]]:
     without = _gpu_without_bf16(topology)
     if topology.mixed_precision != "bf16" or not without:
         return topology, []
-    line = f"mixed_precision: fp16 with loss scaling, in place of bf16, which {without} does not have"
+    line = f"mixed_precision: fp16, in place of bf16, which {without} does not have"
     return replace(topology, mixed_precision="fp16"), [line]
 
 

@@ -25,7 +25,7 @@ from kit.strategy.precision import supported_precision
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Precision, Topology
 from kit.system import interrupt
-from kit.system.console import silence_libraries
+from kit.system.console import show_error, silence_libraries
 from kit.system.errors import Problem, UserError, raise_if
 from kit.train.policy import Policy, build_policy
 from kit.train.session import Session
@@ -60,7 +60,9 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     if planned.config_file is None:
         usual: Precision = "bf16" if topology.device_type == "cuda" else topology.mixed_precision
         name = planned.recipe.adapter_name_or_path or planned.recipe.model_name_or_path
-        topology, _ = supported_precision(replace(topology, mixed_precision=precision_of(name, usual)))
+        topology, lines = supported_precision(replace(topology, mixed_precision=precision_of(name, usual)))
+        for line in lines:
+            show_error(line)
     forget_launcher(topology)
     return planned.recipe, topology
 
