@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full, hybrid": {"method": "full", **COPIES, "micro_batches": 3},
     "full, offload": {"method": "full", "strategy": OFFLOAD, "num_gpus": 8, "micro_batches": 1},
     "lora, selective": {"method": "lora", "gradient_checkpointing": "selective"},
-    "lora, float32": {"method": "lora", "gradient_checkpointing": False, "bf16": False},
+    "lora, float32": {"method": "lora", "gradient_checkpointing": False, "mixed_precision": "no"},
     "lora, fsdp, none": {"method": "lora", **EIGHT, "gradient_checkpointing": False},
     "lora, offload": {"method": "lora", "strategy": OFFLOAD, "num_gpus": 8, "micro_batches": 1},
     "lora, eager": {"method": "lora", "shape": "gemma-2-2b", "eager": True, "gradient_checkpointing": False},

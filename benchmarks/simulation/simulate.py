@@ -161,7 +161,7 @@ def _topology(workload: Workload) -> Topology:
         strategy=workload.strategy,
         config_name=workload.config,
         num_processes=workload.num_gpus,
-        mixed_precision="bf16" if workload.bf16 else "no",
+        mixed_precision=workload.mixed_precision,
         device_type="cpu",
         cpu_dry_run=True,
         layer_classes=settings.layer_classes,

@@ -44,7 +44,7 @@ def _plan(request: PlanRequest) -> list[str]:
     best = recommend(found, recipe.method)
     where = f"{base.num_gpus} x {request.gpu.name}, {gib(request.gpu.memory)} each"
     where += f", host memory {gib(request.gpu.host)}" if math.isfinite(request.gpu.host) else ""
-    where += "" if request.gpu.bf16 else "; in float32, because it has no bf16"
+    where += "" if request.gpu.bf16 else "; in fp16, because it has no bf16"
     title = f"{request.shape.name}, {request.shape.num_parameters:,} parameters; {rows_of(base)}"
     if best is None:
         none = "Nothing fits. Try a smaller --max_length, a smaller model, or more GPUs or host memory."

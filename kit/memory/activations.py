@@ -2,10 +2,10 @@
 
 From the tensors that autograd saves in transformers' Llama: h is the hidden size, q and k the widths of all queries and
 of all keys, f that of the feed-forward part, H the number of heads, r the rank of an adapter. The attention kernel
-saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32. In float32, and in eager
-attention, it saves keys and values once for each head of the queries. Eager attention saves also, of each score, the
-float32 result of softmax, its copy in bf16, and the result of tanh where scores are capped: 6 or 8 bytes for each head
-and pair of tokens, in place of the 4 bytes a head.
+saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32. In float32, in fp16 (of GPUs
+without bf16), and in eager attention, it saves keys and values once for each head of the queries. Eager attention saves
+also, of each score, the float32 result of softmax, its copy in bf16, and the result of tanh where scores are capped: 6
+or 8 bytes for each head and pair of tokens, in place of the 4 bytes a head.
 
 ========================================  ========================================================
 weights                                   bytes per token
@@ -44,7 +44,7 @@ def kept(workload: Workload) -> int:
         return inputs_of_norms + attention + plain * 2 * f + FRAGMENT + heads + adapters
     common = attention + plain * (4 if shape.gated else 2) * f + FRAGMENT
     if workload.method == "full":
-        if not workload.bf16:
+        if not workload.is_half:
             norm, casts = 12 * h, 0
         elif workload.sharded or workload.pure_bf16:
             norm, casts = 8 * h, 0
@@ -54,7 +54,7 @@ def kept(workload: Workload) -> int:
             norm -= 4 * h
         bytes_ = shape.num_norms * norm + casts + common
     else:
-        norm = 4 * h + plain * h if workload.bf16 else 8 * h
+        norm = 4 * h + plain * h if workload.is_half else 8 * h
         bytes_ = shape.num_norms * norm + common + adapters
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
@@ -64,7 +64,8 @@ def kept(workload: Workload) -> int:
 def _attention(workload: Workload) -> int:
     """Bytes per token that attention keeps: queries, keys, values, its output, and what its kernel keeps of scores."""
     shape = workload.shape
-    is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
+    has_no_kernel = workload.eager or workload.mixed_precision != "bf16"
+    is_repeated = has_no_kernel and shape.num_kv_heads > 1  # one head is, without a copy
     keys = shape.query_size if is_repeated else exchanged_kv_size(workload)
     of_scores = _scores(workload) if workload.eager else 4 * shape.num_heads
     # With sequence parallelism attention's output is kept before the all-to-all, and its result after it.
@@ -154,7 +155,7 @@ def _scores(workload: Workload) -> int:
     plain = workload.compute_bytes
     if workload.fuses:
         return workload.shape.num_heads * workload.width * plain
-    copies = (plain if workload.bf16 else 0) + (plain if workload.shape.caps_scores else 0)
+    copies = (plain if workload.is_half else 0) + (plain if workload.shape.caps_scores else 0)
     return workload.shape.num_heads * workload.width * (4 + copies)
 
 
@@ -168,13 +169,13 @@ def masks(workload: Workload) -> int:
 
 def stream(workload: Workload) -> int:
     """Bytes per token of the states between layers, which gradient checkpointing keeps of each layer."""
-    in_float32 = not workload.bf16 or is_autocast(workload)
+    in_float32 = not workload.is_half or is_autocast(workload)
     return (4 if in_float32 else 2) * workload.shape.hidden_size
 
 
 def is_autocast(workload: Workload) -> bool:
-    """Whether float32 weights are cast to bf16 as they are used: of full fine-tuning without sharding."""
-    return workload.method == "full" and workload.bf16 and not workload.sharded and not workload.pure_bf16
+    """Whether float32 weights are cast to 16 bits as they are used: of full fine-tuning without sharding."""
+    return workload.method == "full" and workload.is_half and not workload.sharded and not workload.pure_bf16
 
 
 def passing(workload: Workload) -> int:
@@ -189,5 +190,5 @@ def passing(workload: Workload) -> int:
     feed_forward = plain * (shape.intermediate_size + around * shape.hidden_size)
     if not workload.eager:
         return feed_forward
-    softmax = (8 - (plain if workload.bf16 else 0)) * shape.num_heads * workload.width
+    softmax = (8 - (plain if workload.is_half else 0)) * shape.num_heads * workload.width
     return max(feed_forward, softmax - plain * 4 * shape.intermediate_size)

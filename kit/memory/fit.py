@@ -151,8 +151,8 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
         sequence_parallel_size=topology.sequence_parallel_size,
     )
     file_bytes = config.dtype.itemsize if config.dtype else 4
-    half = topology.mixed_precision != "no"
-    return replace(of, bf16=half, device_memory=gpu_memory(topology), file_bytes=file_bytes), unknown
+    of = replace(of, mixed_precision=topology.mixed_precision, device_memory=gpu_memory(topology))
+    return replace(of, file_bytes=file_bytes), unknown
 
 
 def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:

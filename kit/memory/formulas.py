@@ -331,7 +331,7 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     last = (16 if autocast else (3 if workload.tiled_mlp else 5) * plain) * shape.hidden_size
     kept_bytes = tokens * (held_by_all(workload) + last)
     copies = 0.0  # of the adapters' float32 weights in bf16, which autograd keeps for the backward pass
-    if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing and not autocast:
+    if workload.is_half and not workload.sharded and not workload.gradient_checkpointing and not autocast:
         copies = 2 * workload.adapter_parameters
     if not workload.has_lm_head:
         yield Counter({ACTIVATIONS: kept_bytes + copies, GATHERED: head if workload.sharded else 0})

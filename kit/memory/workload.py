@@ -15,6 +15,7 @@ from kit.memory.shape import Shape
 from kit.memory.sizes import GRADIENT_BYTES, WEIGHT_BYTES, num_checkpoints
 from kit.model.layers.checkpointing import Checkpointing
 from kit.strategy.strategies import DDP, SINGLE, Strategy
+from kit.strategy.topology import Precision
 from kit.tasks.spec import TaskSpec
 
 
@@ -56,7 +57,7 @@ class Workload:
     lora_dropout: bool = False
     optim: str = "adamw_torch_fused"
     device_memory: int | None = None  # bytes of a GPU, which decide the chunks of the loss head; None: not known
-    bf16: bool = True  # the mixed_precision of the Accelerate config; else float32
+    mixed_precision: Precision = "bf16"  # of the Accelerate config; "no": float32
     eager: bool = False  # attention that holds the scores of all pairs of tokens
     sync_each_batch: bool | None = None  # None: with FSDP, not with DDP
     async_save: bool = True
@@ -217,9 +218,14 @@ class Workload:
         return 1 + int(self.declared.has_mismatched) if self.precomputes_reference else 0
 
     @property
+    def is_half(self) -> bool:
+        """Whether values that pass through a layer have 16 bits: bf16, or fp16."""
+        return self.mixed_precision != "no"
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of a frozen weight, or of a value that passes through a layer."""
-        return 2 if self.bf16 else 4
+        return 2 if self.is_half else 4
 
     @property
     def weight_bytes(self) -> int:

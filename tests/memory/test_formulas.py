@@ -77,7 +77,7 @@ def test_a_rollout_takes_what_was_measured():
                 method=method,
                 length=prompt + new,
                 gradient_checkpointing=True,
-                bf16=False,
+                mixed_precision="no",
                 **asked,
             )
         )

@@ -27,9 +27,9 @@ class Gpu:
 
     name: str
     memory: int  # bytes that CUDA reports as total, or that the user named
-    # 10^12 operations per second, dense, sums in float32: of bf16, or of float32 without it. None: unknown
+    # 10^12 operations per second, dense, sums in float32: of bf16, or of fp16 without it. None: unknown
     tflops: float | None = None
-    bf16: bool = True  # else everything is computed in float32
+    bf16: bool = True  # else fp16 takes its place
     fp8: bool = True  # whether it may have 8-bit products; of one that is not in the table nothing is known
     bandwidth: float | None = None  # bytes per second of its memory
     link: float = PCIE4  # bytes per second in one direction to the other GPUs of the machine
@@ -58,14 +58,15 @@ def _gpu(
 
 # Memory: what CUDA reports, which is less than the name says: ECC and the driver take some. Arithmetic and bandwidth:
 # NVIDIA's datasheets and architecture whitepapers (GA102, AD102, GB202: "BF16 Tensor TFLOPS with FP32 Accumulate"); of
-# those without bf16 "single precision" of the datasheets of Tesla T4 and V100, and of the RTX 2080 Ti's whitepaper
-# (TU102); A10G: AWS's "70 TFLOPS" of tensor cores; of the MI300X AMD's datasheet.
+# those without bf16 that of fp16: "mixed precision" of the datasheet of Tesla T4, "tensor performance" of that of V100,
+# "with FP32 accumulate" of the RTX 2080 Ti's whitepaper (TU102); A10G: AWS's "70 TFLOPS" of tensor cores; of the MI300X
+# AMD's datasheet.
 GPUS = {
-    "t4": _gpu("T4", 14.6, 8.1, 320, PCIE3, bf16=False, fp8=False),
-    "v100": _gpu("V100 SXM2 16 GB", 15.7, 15.7, 900, NVLINK2, bf16=False, fp8=False),
-    "v100-32": _gpu("V100 SXM2 32 GB", 31.7, 15.7, 900, NVLINK2, bf16=False, fp8=False),
-    "v100-pcie": _gpu("V100 PCIe 16 GB", 15.7, 14, 900, PCIE3, bf16=False, fp8=False),
-    "rtx2080ti": _gpu("RTX 2080 Ti", 10.7, 13.4, 616, PCIE3, bf16=False, fp8=False),
+    "t4": _gpu("T4", 14.6, 65, 320, PCIE3, bf16=False, fp8=False),
+    "v100": _gpu("V100 SXM2 16 GB", 15.7, 125, 900, NVLINK2, bf16=False, fp8=False),
+    "v100-32": _gpu("V100 SXM2 32 GB", 31.7, 125, 900, NVLINK2, bf16=False, fp8=False),
+    "v100-pcie": _gpu("V100 PCIe 16 GB", 15.7, 112, 900, PCIE3, bf16=False, fp8=False),
+    "rtx2080ti": _gpu("RTX 2080 Ti", 10.7, 53.8, 616, PCIE3, bf16=False, fp8=False),
     "rtx3060": _gpu("RTX 3060 12 GB", 11.6, 25.5, 360, fp8=False),
     "rtx3090": _gpu("RTX 3090", 23.6, 71, 936, fp8=False),
     "rtx4060ti": _gpu("RTX 4060 Ti 16 GB", 15.6, 44, 288),

@@ -43,8 +43,9 @@ class Option:
 
 
 def try_out(workload: Workload, gpu: Gpu) -> Option:
-    """Predict memory and time of ``workload`` on ``gpu``, in float32 on one without bf16."""
-    workload = replace(workload, bf16=workload.bf16 and gpu.bf16, device_memory=gpu.memory)
+    """Predict memory and time of ``workload`` on ``gpu``, with fp16 in place of bf16 on one that has none."""
+    precision = "fp16" if workload.mixed_precision == "bf16" and not gpu.bf16 else workload.mixed_precision
+    workload = replace(workload, mixed_precision=precision, device_memory=gpu.memory)
     return Option(workload=workload, gpu=gpu, memory=predict(workload), step=step(workload, gpu))
 
 

@@ -79,10 +79,7 @@ def command(option: Option, request: PlanRequest) -> str:
     """The command that runs ``option``."""
     own = option.workload
     words = command_of("finetune.py").split()
-    if own.bf16 or own.num_gpus > 1:
-        words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
-    elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
-        words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
+    words += ["--config", own.config if own.num_machines == 1 else f"my-{own.config}.yaml"]
     if request.recipe_name:
         words += ["--recipe", request.recipe_name]
     if own.num_gpus > 1:
@@ -125,10 +122,10 @@ def longest_rows(option: Option) -> list[str]:
 
 def own_config(own: Workload) -> str:
     """What to do where no shipped config fits the command; empty if one does."""
+    if own.num_machines == 1:
+        return ""
     copied = f"my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml"
-    if own.num_machines > 1:
-        return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node-and-debugging.md)"
-    return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} with mixed_precision: no"
+    return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node-and-debugging.md)"
 
 
 def time_lines(

@@ -63,12 +63,24 @@ def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_
     assert "--learning_rate" not in text and "--method" not in text
 
 
-def test_several_machines_and_float32_need_a_config_of_their_own():
+def test_several_machines_need_a_config_of_their_own():
     ask, found, _ = planned("--recipe", "llama-8b-full", "--gpus", "4x8", gpu="h100")
     hybrid = next(o for o in found if o.workload.config == "fsdp_hybrid")
     assert "4 machines" in own_config(hybrid.workload) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
     ask, _, option = planned("--recipe", "llama-8b-lora", "--gpus", "8", gpu="v100-32")
-    assert own_config(option.workload).endswith("with mixed_precision: no")
+    assert not own_config(option.workload) and "--config fsdp --recipe" in command(option, ask)
+
+
+def test_8b_in_4_bits_fits_a_t4_in_fp16_with_the_shipped_config():
+    """All takes what it takes in bf16, but for keys and values: sdpa has no kernel for grouped ones there."""
+    ask, _, option = planned("--recipe", "llama-8b-qlora", gpu="t4")
+    assert option.fits and option.workload.mixed_precision == "fp16" and option.workload.method == "qlora"
+    assert "finetune.py --config single --recipe llama-8b-qlora" in command(option, ask)
+    in_full = replace(option.workload, mixed_precision="bf16", gradient_checkpointing=False)
+    in_fp16, in_bf16 = (try_out(in_full, gpu).memory for gpu in (option.gpu, replace(option.gpu, bf16=True)))
+    repeated = 2 * 2 * (4096 - 1024) * in_full.tokens * in_full.shape.num_layers
+    assert in_fp16.components["activations"] - in_bf16.components["activations"] == repeated
+    assert in_fp16.tensors - in_bf16.tensors == repeated
 
 
 LENGTHS = Lengths(
