@@ -45,7 +45,7 @@ INTERNALS = {
     "torch.optim.AdamW": "_init_group",
     "tqdm.tqdm": "_instances",
     "transformers.AutoModel": "_model_mapping",
-    "transformers.PreTrainedConfig": "_attn_implementation _commit_hash",
+    "transformers.PreTrainedConfig": "_attn_implementation _commit_hash _experts_implementation",
     "transformers.PreTrainedModel": (
         "_from_config _gradient_checkpointing_func _no_split_modules _supports_attention_backend _supports_sdpa"
     ),

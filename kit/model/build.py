@@ -235,6 +235,9 @@ def check_model(
         yield Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM")
     if not trains:
         return
+    if settings.experts_implementation != "auto" and not _experts(meta_model):
+        found = f"{settings.experts_implementation}, and {type(meta_model).__name__} has no experts that it applies to"
+        yield Problem("experts_implementation", found, "auto")
     if settings.qat and is_read_plain(config):
         how = str(quantised["quant_method"]).upper()
         found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
@@ -331,12 +334,20 @@ def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str,
         if settings.method == "qlora":
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
     model.config.use_cache = False
+    if settings.experts_implementation != "auto":  # given by name to transformers, parts without experts refuse it
+        for experts in _experts(model):
+            experts.config._experts_implementation = settings.experts_implementation
     # Else bitsandbytes repacks 4-bit weights on a CPU at the first evaluation: that would change bits, and not every
     # shape supports it.
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _experts(model: Any) -> list[Any]:
+    """The modules that compute experts as ``experts_implementation`` says: transformers' decorator marks them."""
+    return [module for module in model.modules() if hasattr(module, "is_concatenated")]
 
 
 def _cast_frozen(model: Any, dtype: torch.dtype, towers: tuple[str, ...], stored: torch.dtype) -> None:

@@ -24,7 +24,7 @@ def identity(
 
 
 # Settings that change only rounding: after a change, resuming is not bit for bit.
-ROUNDING = {"per_device_train_batch_size", "torch_compile", "attn_implementation", "tf32"}
+ROUNDING = {"per_device_train_batch_size", "torch_compile", "attn_implementation", "experts_implementation", "tf32"}
 # The fingerprint has the version of the code that reads rows, too.
 OTHER_DATA = "the samples of dataset changed, or this version of the kit reads them differently"
 OTHER_TEACHER = "the weights of teacher changed"

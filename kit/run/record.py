@@ -28,7 +28,13 @@ RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Opening = TypeVar("Opening", bound=MethodSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
 # Settings of whoever opens the model, not of the run: they change how it is computed only.
-_OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing", "activation_offload")
+_OF_WHO_OPENS = (
+    "trust_remote_code",
+    "attn_implementation",
+    "experts_implementation",
+    "gradient_checkpointing",
+    "activation_offload",
+)
 _OF_TRAINING = {"streaming", "shuffle", "shuffle_buffer_size", "packing", "max_train_samples"}  # and of its data alone
 
 

@@ -136,6 +136,7 @@ def key_of_model(
         [metadata.version(name) for name in ("torch", "transformers", "peft")],
         *(["compiled"] if compiled else []),  # fused operations do not round in between
         *(["fp8"] if settings.fp8 else []),
+        *([settings.experts_implementation] if settings.experts_implementation != "auto" else []),
         *([settings.qat, settings.qat_group_size] if settings.qat else []),
     ]
 

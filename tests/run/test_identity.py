@@ -30,8 +30,15 @@ def test_only_changes_of_rounding_are_reported(recipe):
     old = {"strategy": strategy, "versions": {"torch": "2.13"}, "rounding": rounding(recipe())}
     assert changes(old, {**old, "strategy": strategy | {"config": "mine"}}) == []
     new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": {"torch": "9"}}
-    found = changes(old, new | {"rounding": rounding(recipe(torch_compile=True, seed=7))})
-    assert found == ["torch_compile: False -> True", "mixed_precision: bf16 -> no", "torch: 2.13 -> 9"]
+    found = changes(
+        old, new | {"rounding": rounding(recipe(torch_compile=True, experts_implementation="eager", seed=7))}
+    )
+    assert found == [
+        "experts_implementation: auto -> eager",
+        "torch_compile: False -> True",
+        "mixed_precision: bf16 -> no",
+        "torch: 2.13 -> 9",
+    ]
 
 
 def test_to_ignore_a_column_that_was_not_read_is_the_same_run(recipe):

@@ -73,6 +73,7 @@ def test_only_what_the_steps_use_is_computed(run):
         ({"max_length": 64}, True),
         ({"method": "lora", "precompute_reference": True}, True),
         ({"attn_implementation": "eager"}, True),
+        ({"experts_implementation": "eager"}, True),
         ({"torch_compile": True}, True),
         ({"dpo_loss": "ipo", "num_train_epochs": 2.0}, False),
     ],

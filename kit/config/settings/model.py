@@ -26,6 +26,10 @@ class ModelSettings(BaseModel):
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _option(
         "auto", "attention implementation; auto: varlen for packed data if the model supports it, else sdpa, else eager"
     )
+    experts_implementation: Literal["auto", "eager", "grouped_mm", "batched_mm"] = _option(
+        "auto",
+        "experts implementation (MoE); auto: grouped_mm, else eager; batched_mm copies each token's experts",
+    )
     gradient_checkpointing: bool | Literal["selective", "auto"] = _option(
         False,
         "activation checkpointing: recompute layers in backward; selective: only cheap parts; auto: least that fits",
