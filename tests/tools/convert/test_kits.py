@@ -162,6 +162,8 @@ def test_a_key_means_what_its_value_says(converted, info):
             {"processor_type": "AutoProcessor", "adapter": None, "chat_template": None},
             {"method": "full", "train_only": ["vision", "projector", "language"]},
         ),
+        ("axolotl", {"experts_implementation": "batched_mm"}, {"experts_implementation": "batched_mm"}),
+        ("axolotl", {"experts_implementation": "scattermoe"}, {"experts_implementation": "auto"}),
         ("axolotl", {"datasets": [{"path": "ids"}]}, {"dataset": "ids", "dataset_columns": {}}),
         ("LLaMA-Factory", {"dataset": "hub"}, {"dataset_columns": {"question": "instruction", "answer": "output"}}),
         ("LLaMA-Factory", {"dataset": "texts", "stage": "pt", "template": "x"}, {"packing": True}),
@@ -178,6 +180,7 @@ def test_a_key_means_what_its_value_says(converted, info):
             {"dataset_config": "main", "has_evaluation": True},
         ),
         ("ms-swift", {"eval_steps": None, "save_steps": 20}, {"eval_steps": 20}),
+        ("ms-swift", {"experts_impl": "eager"}, {"experts_implementation": "eager"}),
         ("ms-swift", {"rlhf_type": "simpo", "cpo_alpha": 0}, {"simpo_gamma": 1}),
         (
             "ms-swift",
