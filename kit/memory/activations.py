@@ -41,8 +41,9 @@ def kept(workload: Workload) -> int:
     if workload.fuses:
         heads = plain * (q + k) + 4 * (shape.num_heads + shape.num_kv_heads) if shape.norm_of_heads else 0
         inputs_of_norms = stream(workload) + (shape.num_norms - 1) * plain * h
-        return inputs_of_norms + attention + plain * 2 * f + FRAGMENT + heads + adapters
-    common = attention + plain * (4 if shape.gated else 2) * f + FRAGMENT
+        of_mlp = feed_forward(workload) if shape.experts else plain * 2 * f
+        return inputs_of_norms + attention + of_mlp + FRAGMENT + heads + adapters
+    common = attention + feed_forward(workload) + FRAGMENT
     if workload.method == "full":
         if not workload.is_half:
             norm, casts = 12 * h, 0
@@ -59,6 +60,23 @@ def kept(workload: Workload) -> int:
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
     return bytes_
+
+
+def feed_forward(workload: Workload) -> int:
+    """Bytes per token that the feed-forward part keeps, without its adapters."""
+    shape, plain = workload.shape, workload.compute_bytes
+    f, experts = shape.intermediate_size, shape.experts
+    if experts is None:
+        return plain * (4 if shape.gated else 2) * f
+    # Of all experts that a token reaches: the gate's inputs and result, and what the router's probabilities weigh.
+    values = (6 if experts.has_bias else 3) * f + experts.per_token * shape.hidden_size
+    of_router = 4 * experts.number + 32 * experts.per_token
+    if workload.method == "full":  # inputs of both products
+        values += f + experts.per_token * shape.hidden_size
+    else:  # the input of this part is not kept, if no adapter reads it
+        values -= shape.hidden_size
+    # Autocast does not reach grouped products: they have the dtype of the weights.
+    return (4 if is_autocast(workload) else plain) * values + of_router
 
 
 def _attention(workload: Workload) -> int:
@@ -89,7 +107,12 @@ def _adapters(workload: Workload, in_mlp: bool) -> int:
     plain = workload.compute_bytes
     adapted = [each for each in workload.shape.adapted(workload.lora_targets) if each.is_in_mlp == in_mlp]
     dropped = sum((plain + 1) * each.inputs for each in adapted) if workload.lora_dropout else 0
-    return plain * workload.lora_r * len(adapted) + dropped
+    of_experts = 0
+    if in_mlp and (experts := workload.shape.experts):  # a sorted copy of the input, or what dropout makes of it
+        of_input = plain + 1 if workload.lora_dropout else plain
+        products = workload.shape.adapted_products(workload.lora_targets)
+        of_experts = experts.per_token * sum(of_input * each.inputs + plain * workload.lora_r for each in products)
+    return plain * workload.lora_r * len(adapted) + dropped + of_experts
 
 
 def beside_tiles(workload: Workload) -> int:
@@ -128,6 +151,8 @@ def held(workload: Workload) -> int:
         return own
     shape, plain = workload.shape, workload.compute_bytes
     values = sum(each.outputs for each in shape.linears if is_wide(each.inputs, each.outputs))
+    if shape.experts:
+        values += shape.experts.per_token * sum(each.outputs for each in shape.experts.products)
     if workload.method != "full":  # of a high rank; its part is added to the module's result in place
         adapted = list(shape.adapted(workload.lora_targets))
         values += sum(workload.lora_r for each in adapted if is_wide(each.inputs, workload.lora_r))
@@ -153,7 +178,7 @@ def offloaded(workload: Workload) -> int:
 def _scores(workload: Workload) -> int:
     """Bytes per token that eager attention keeps of its scores [H, T, T]."""
     plain = workload.compute_bytes
-    if workload.fuses:
+    if workload.fuses or workload.shape.has_sinks:  # with sinks, softmax computes in the dtype of scores
         return workload.shape.num_heads * workload.width * plain
     copies = (plain if workload.is_half else 0) + (plain if workload.shape.caps_scores else 0)
     return workload.shape.num_heads * workload.width * (4 + copies)
@@ -187,8 +212,11 @@ def passing(workload: Workload) -> int:
     """
     shape, plain = workload.shape, workload.compute_bytes
     around = 1 if is_autocast(workload) else 5
-    feed_forward = plain * (shape.intermediate_size + around * shape.hidden_size)
+    in_mlp = plain * (shape.intermediate_size + around * shape.hidden_size)
+    if shape.experts:  # the gradients of what is weighted, of its factors, and of the sum
+        in_mlp = plain * (3 * shape.experts.per_token + 1) * shape.hidden_size
     if not workload.eager:
-        return feed_forward
-    softmax = (8 - (plain if workload.is_half else 0)) * shape.num_heads * workload.width
-    return max(feed_forward, softmax - plain * 4 * shape.intermediate_size)
+        return in_mlp
+    in_softmax = 2 * plain if shape.has_sinks else 8 - (plain if workload.is_half else 0)
+    softmax = in_softmax * shape.num_heads * workload.width
+    return max(in_mlp, softmax - feed_forward(workload))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kit.memory.kinds import gemma4, qwen3_5
+from kit.memory.kinds import gemma4, mixture, qwen3_5
 from kit.memory.shape import Shape
 from kit.memory.towers import TOWERS
 from kit.system.errors import Problem, UserError, raise_if
@@ -20,8 +20,11 @@ NO_PLAN = "no plan for it; the report of a run with --max_steps 2 shows the meas
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"bias_key": "attention_bias"},
     "mistral": {},
+    "mixtral": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"bias_key": "attention_bias", "norm_of_heads": "head"},
+    "qwen3_moe": {"bias_key": "attention_bias", "norm_of_heads": "head"},
+    "gpt_oss": {"bias_key": "attention_bias", "eager": True, "has_sinks": True},
     "gemma": {"bias_key": "attention_bias", "tied": True},
     "gemma2": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "eager": True},
     "gemma3_text": {
@@ -39,8 +42,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
     "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "supports_sequence_parallelism": False},
 }
-# Families whose layers are of several kinds: what gives them, from the shape of a plain layer and the values.
-_KINDS: dict[str, Callable[[Shape, Mapping[str, Any]], Shape]] = {"gemma4_text": gemma4, "qwen3_5_text": qwen3_5}
+# Families whose layers have other parts, or are of several kinds: what gives them, from the shape of a plain layer and
+# the values.
+_KINDS: dict[str, Callable[[Shape, Mapping[str, Any]], Shape]] = {
+    "gemma4_text": gemma4,
+    "qwen3_5_text": qwen3_5,
+    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), mixture),
+}
 # The text of models that read images, by what their files call it, and what files leave out.
 _TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
 _TEXT |= {"qwen3_vl_text": "qwen3"}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from kit.memory.activations import (
     beside_tiles,
+    feed_forward,
     held,
     held_by_all,
     in_frozen_layer,
@@ -235,6 +236,9 @@ def _moments_of_text(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]
     to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
     if workload.sharded:
         yield "all-gather", _gathering(workload)
+        if shape.experts:  # layers so large that two, and the buffer of one, are more than what a layer computes
+            states = workload.tokens * (held_by_all(workload) - held(workload))
+            yield "all-gather", Counter({GATHERED: 3 * _gathered_layer(workload), ACTIVATIONS: states})
         if workload.passes and not shape.tied:
             yield "all-gather after a no-grad pass", _gathering_again(workload)
     if (teacher := workload.as_teacher) and not workload.teacher_top_k:
@@ -273,7 +277,8 @@ def _gathered_layer(workload: Workload) -> float:
     shape, plain = workload.shape, workload.compute_bytes
     adapters = plain * workload.adapter_parameters / shape.num_layers
     if workload.method == "qlora":
-        return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
+        in_16_bits = shape.layer_parameters - shape.layer_linear_weights
+        return 0.5 * shape.layer_linear_weights + plain * in_16_bits + adapters
     return plain * shape.layer_parameters + adapters
 
 
@@ -376,9 +381,10 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
         to_come: bytes of the gradients that are not in ``_held``.
     """
     shape, tokens = workload.shape, workload.tokens
-    matrix = shape.hidden_size * shape.intermediate_size
+    experts = shape.experts.num_weights if shape.experts else 0
+    matrix = 0 if experts else shape.hidden_size * shape.intermediate_size
     own = tokens * (kept(workload) + passing(workload))
-    dequantising = tokens * (kept(workload) + 10 * shape.hidden_size)
+    dequantising = own if experts else tokens * (kept(workload) + 10 * shape.hidden_size)
     if workload.tiled_mlp:
         in_tiles = min(tokens, TILE) * in_tile(workload)
         own = tokens * beside_tiles(workload) + in_tiles
@@ -411,9 +417,18 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
         later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0
         gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
         yield Counter({ACTIVATIONS: own + before + extra, GRADIENTS: gradients, GATHERED: gathered})
+        if experts and full:  # their gradients are there, and what they kept is not
+            own_after = own - tokens * feed_forward(workload)
+            gradients_after = gradients + workload.compute_bytes * experts
+            yield Counter({ACTIVATIONS: own_after + before + extra, GRADIENTS: gradients_after, GATHERED: gathered})
         if workload.method == "qlora":
             yield Counter(
-                {ACTIVATIONS: dequantising + before, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered}
+                {
+                    ACTIVATIONS: dequantising + before,
+                    DEQUANTISED: 2 * matrix,
+                    GRADIENTS: gradients,
+                    GATHERED: gathered,
+                }
             )
 
 

@@ -1,4 +1,5 @@
-"""The layers of families that have several kinds: linear attention, sliding windows, shared keys and values.
+"""The layers of families that have other parts, or several kinds: experts, linear attention, sliding windows, shared
+keys and values.
 
 Promises: the numbers of parameters are exact. What a layer keeps for its backward pass is that of transformers' own
 code, without the package flash-linear-attention.
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kit.memory.shape import Linear, Shape
+from kit.memory.shape import Experts, Linear, Shape
 
 _CHUNK = 64  # tokens of a chunk of the gated delta rule
 
@@ -51,6 +52,29 @@ def qwen3_5(shape: Shape, values: Mapping[str, Any]) -> Shape:
     if set(kinds) != {"linear_attention", "full_attention"} or kinds.total() != shape.num_layers:
         raise ValueError(f"layer_types of {kinds.total()} layers: {', '.join(sorted(kinds))}")
     return _mixed([(kinds["linear_attention"], linear), (kinds["full_attention"], full)])
+
+
+def mixture(shape: Shape, values: Mapping[str, Any]) -> Shape:
+    """Return the shape of a model each of whose layers has fused experts: Mixtral, Qwen3 MoE, gpt-oss.
+
+    Args:
+        shape: of a plain layer.
+        values: of the config of the text.
+    """
+    if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("layers without experts")
+    is_gpt_oss = values["model_type"] == "gpt_oss"  # whose layers are biased, and have a sink for each head
+    number = next(values[key] for key in ("num_experts", "num_local_experts") if key in values)
+    size, per_token = values.get("moe_intermediate_size") or shape.intermediate_size, values["num_experts_per_tok"]
+    if not 0 < per_token <= number or size <= 0:
+        raise ValueError(f"{per_token} of {number} experts of size {size}")
+    return replace(
+        shape,
+        intermediate_size=per_token * size,
+        own_linears=shape.linears[:4],
+        own_vectors=shape.num_heads if is_gpt_oss else 0,
+        experts=Experts(number=number, per_token=per_token, inputs=shape.hidden_size, size=size, has_bias=is_gpt_oss),
+    )
 
 
 def gemma4(shape: Shape, values: Mapping[str, Any]) -> Shape:

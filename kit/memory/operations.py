@@ -3,7 +3,8 @@
 Operations per token, with p the share of supervised tokens and s the mean number of tokens that a token sees twice over
 (the sum of squared lengths of samples over their sum; causal attention computes half of each square):
 
-- forward: 2 for each weight of the layers, 2 Vh p for the head, 2 L q s for attention
+- forward: 2 for each weight of the layers (of experts, those that the token reaches), 2 Vh p for the head, 2 L q s for
+  attention
 - full fine-tuning: three times that, and the head's logits once more (they are computed again, not kept)
 - adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
 - gradient checkpointing: the layers' forward once more; of the selective one only what is narrow: 2 for each weight of
@@ -52,7 +53,7 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
     if workload.method == "full":
         recomputed = head if workload.loss == "chunks" else 0.0
         return 3 * (layers + head + attention) + recomputed + again
-    return 2 * (layers + head) + 3 * attention + 6.0 * workload.adapter_parameters + again
+    return 2 * (layers + head) + 3 * attention + 6.0 * workload.adapter_of_token + again
 
 
 def orthogonalising_operations(workload: Workload) -> float:
@@ -96,7 +97,7 @@ def _recomputed(workload: Workload, layers: float, attention: float) -> float:
         return layers + attention + 2.0 * in_tiles
     narrow: float = _weights_of(shape, lambda each: not is_wide(each.inputs, each.outputs))
     if not is_wide(shape.hidden_size, workload.lora_r):
-        narrow += workload.adapter_parameters
+        narrow += workload.adapter_of_token
     return 2.0 * narrow + (attention if workload.eager else 0.0)
 
 
@@ -105,7 +106,7 @@ def _forward(workload: Workload, supervised: float, seen: float | None) -> tuple
     shape = workload.shape
     before = workload.length if seen is None else seen
     return (
-        2.0 * shape.linear_weights,
+        2.0 * shape.multiplied,
         2.0 * supervised * shape.embedding_parameters * workload.has_lm_head,
         2.0 * sum(number * kind.query_size * min(before, kind.attended or before) for number, kind in shape.kinds),
     )

@@ -38,6 +38,39 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The fused experts of a decoder layer, of which a router chooses some for each token, and that router."""
+
+    number: int
+    per_token: int
+    inputs: int
+    size: int  # of the feed-forward part of each
+    has_bias: bool = False  # experts and router
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """The matrices of one expert, by the names of the tensors that have those of all."""
+        up = Linear("experts.gate_up_proj", self.inputs, 2 * self.size, within="mlp")
+        return up, Linear("experts.down_proj", self.size, self.inputs, within="mlp")
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the matrices of all experts: what is quantised."""
+        return self.number * sum(each.num_weights for each in self.products)
+
+    @property
+    def num_vectors(self) -> int:
+        """The other parameters: of the router, and biases."""
+        biases = self.number * (2 * self.size + self.inputs + 1) if self.has_bias else 0
+        return self.number * self.inputs + biases
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that a token is multiplied by: those of its experts, and of the router."""
+        return self.per_token * self.num_weights // self.number + self.number * self.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tower:
     """A vision tower: encoder layers over patches, and a projector of their features to tokens."""
 
@@ -83,7 +116,7 @@ class Shape:
     folder: Path | None  # with the config.json; None for a shape made from a number of parameters
     num_layers: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of experts: of all those that a token reaches
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -98,12 +131,14 @@ class Shape:
     norm_of_heads: str = ""  # "head": q and k have a norm of head_dim each; "all": of all their heads together
     caps_logits: bool = False  # whether logits pass through tanh before the loss
     caps_scores: bool = False  # the same of attention's scores
+    has_sinks: bool = False  # whether softmax of eager attention has a further score for each head (gpt-oss)
     eager: bool = False  # whether the family takes eager attention only
     gated: bool = True  # whether the feed-forward part multiplies two tensors
     layer_norm: bool = False  # norms with a bias
     rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
     supports_sequence_parallelism: bool = True  # whether sequence parallelism works: no sliding window, no dynamic RoPE
     tower: Tower | None = None
+    experts: Experts | None = None  # in place of a feed-forward part of linear modules
     others: tuple[tuple[int, "Shape"], ...] = ()  # layers of other kinds: how many, and a shape with their sizes
     own_linears: tuple[Linear, ...] = ()  # of a layer, where they are not those of Llama
     own_vectors: int = 0  # further parameters of a layer that are in no linear module
@@ -153,8 +188,18 @@ class Shape:
 
     @property
     def layer_linear_weights(self) -> int:
-        """Weights of the linear modules of one layer: what is quantised, and multiplied."""
+        """Weights of the linear modules of one layer."""
         return sum(linear.num_weights for linear in self.linears)
+
+    @property
+    def layer_matrices(self) -> int:
+        """Weights of the linear modules and experts of one layer: what is quantised."""
+        return self.layer_linear_weights + (self.experts.num_weights if self.experts else 0)
+
+    @property
+    def layer_multiplied(self) -> int:
+        """Weights of one layer that a token is multiplied by."""
+        return self.layer_linear_weights + (self.experts.multiplied if self.experts else 0)
 
     @property
     def layer_vectors(self) -> int:
@@ -162,18 +207,32 @@ class Shape:
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
         of_heads = {"": 0, "head": 2 * self.head_dim, "all": self.query_size + self.kv_size}[self.norm_of_heads]
         norms = self.num_norms * (2 if self.layer_norm else 1) * self.hidden_size
-        return norms + of_heads + biases + self.own_vectors
+        of_experts = self.experts.num_vectors if self.experts else 0
+        return norms + of_heads + biases + of_experts + self.own_vectors
 
     @property
     def layer_parameters(self) -> int:
         """All parameters of one layer."""
-        return self.layer_linear_weights + self.layer_vectors
+        return self.layer_matrices + self.layer_vectors
 
     @property
     def linear_weights(self) -> int:
         """Weights of the linear modules of all layers, and of the root."""
-        of_layers = sum(number * kind.layer_linear_weights for number, kind in self.kinds)
-        return of_layers + sum(linear.num_weights for linear in self.root_linears)
+        return self._of_layers("layer_linear_weights")
+
+    @property
+    def matrices(self) -> int:
+        """The same with those of experts: what is quantised."""
+        return self._of_layers("layer_matrices")
+
+    @property
+    def multiplied(self) -> int:
+        """The same with those that a token is multiplied by."""
+        return self._of_layers("layer_multiplied")
+
+    def _of_layers(self, name: str) -> int:
+        of_layers = sum(number * getattr(kind, name) for number, kind in self.kinds)
+        return int(of_layers) + sum(linear.num_weights for linear in self.root_linears)
 
     @property
     def embedding_parameters(self) -> int:
@@ -192,25 +251,49 @@ class Shape:
         of_tower = self.tower.num_parameters if self.tower else 0
         return sum(number * kind.layer_parameters for number, kind in self.kinds) + self.root_parameters + of_tower
 
-    def adapter_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
-        """Parameters of the LoRA adapters of all layers. ``targets``: names of modules; None: all of them."""
+    def adapter_parameters(self, rank: int, targets: tuple[str, ...] | None = None, of_token: bool = False) -> int:
+        """Parameters of the LoRA adapters of all layers.
+
+        Args:
+            targets: names of modules, and of the tensors of experts; None: all modules.
+            of_token: only those that a token is multiplied by: not of all experts.
+        """
         sizes = (
             number * sum(each.inputs + each.outputs for each in kind.adapted(targets)) for number, kind in self.kinds
+        )
+        of_experts = (
+            number
+            * (kind.experts.per_token if of_token else kind.experts.number)
+            * sum(each.inputs + each.outputs for each in kind.adapted_products(targets))
+            for number, kind in self.kinds
+            if kind.experts
         )
         of_root = sum(
             each.inputs + each.outputs for each in self.root_linears if targets is None or each.name in targets
         )
-        return rank * (sum(sizes) + of_root)
+        return rank * (sum(sizes) + sum(of_experts) + of_root)
 
     def names_in_layers(self, targets: Sequence[str]) -> list[set[str]]:
-        """Return for each layer, kind by kind, the ``name`` of each linear module that one of ``targets`` names."""
+        """Return for each layer, kind by kind, the ``name`` of each matrix that one of ``targets`` names.
+
+        These are linear modules, which ``all-linear`` names, and the tensors of experts.
+        """
         decoder = "model.language_model" if self.tower else "model"
-        layers = [kind.linears for number, kind in self.kinds for _ in range(number)]
+        layers = [kind for number, kind in self.kinds for _ in range(number)]
+        everything = "all-linear" in targets
         return [
-            {each.name for each in linears if matches_any(f"{decoder}.layers.{i}.{each.path}", targets)}
-            for i, linears in enumerate(layers)
+            {
+                each.name
+                for each in (*kind.linears, *(kind.experts.products if kind.experts else ()))
+                if (everything and each in kind.linears) or matches_any(f"{decoder}.layers.{i}.{each.path}", targets)
+            }
+            for i, kind in enumerate(layers)
         ]
 
     def adapted(self, targets: tuple[str, ...] | None) -> Iterator[Linear]:
         """The linear modules of a layer that ``targets`` names; None: all."""
         return (linear for linear in self.linears if targets is None or linear.name in targets)
+
+    def adapted_products(self, targets: tuple[str, ...] | None) -> list[Linear]:
+        """The products of each expert of a layer that ``targets`` names."""
+        return [each for each in self.experts.products if each.name in (targets or ())] if self.experts else []

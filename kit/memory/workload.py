@@ -269,6 +269,11 @@ class Workload:
         return self.shape.adapter_parameters(self.lora_r, self.lora_targets)
 
     @property
+    def adapter_of_token(self) -> int:
+        """The parameters of adapters that a token is multiplied by: not those of all experts."""
+        return 0 if self.method == "full" else self.shape.adapter_parameters(self.lora_r, self.lora_targets, True)
+
+    @property
     def frozen_in_tower(self) -> int:
         """Parameters of the tower and its projector that do not train."""
         if (tower := self.shape.tower) is None:

@@ -37,9 +37,14 @@ def test_another_family_and_values_that_are_no_sizes_are_refused():
         ("gemma-4-e4b", {"global_head_dim": 0}),
         ("qwen3.5-4b", {"linear_num_key_heads": None}),
         ("qwen3.5-4b", {"linear_num_key_heads": 0}),
+        ("qwen3-30b-a3b", {"num_experts_per_tok": 0}),
+        ("qwen3-30b-a3b", {"num_experts_per_tok": 129}),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [0]}),
+        ("gpt-oss-20b", {"num_local_experts": None}),
     ],
 )
 def test_layers_of_several_kinds_whose_sizes_cannot_be_read_are_refused(name, changes):
     config = json.loads((ROOT / "recipes/shapes" / name / "config.json").read_text())
     with pytest.raises(UserError, match="its layers cannot be read"):
-        shape_of(config | {"text_config": config["text_config"] | changes}, "mine")
+        inner = {"text_config": config["text_config"] | changes} if "text_config" in config else changes
+        shape_of(config | inner, "mine")

@@ -61,6 +61,35 @@ def test_what_saves_memory_saves_what_the_simulation_shows():
         assert planned == pytest.approx(simulated, rel=0.025), (shape, method, fields)
 
 
+def test_experts_take_what_the_simulation_shows():
+    """Four layers of each, with 8,192 tokens. Fused experts are most of the weights, and FSDP gathers whole layers."""
+    eight, on_all = {"strategy": FSDP2, "num_gpus": 8}, {"gradient_checkpointing": False}
+    for shape, method, length, fields, simulated in (
+        ("qwen3-30b-a3b", "full", 2048, eight, 10.829),
+        ("qwen3-30b-a3b", "full", 2048, eight | on_all | {"micro_batches": 1}, 10.670),
+        ("qwen3-30b-a3b", "lora", 4096, eight | on_all, 5.544),
+        ("qwen3-30b-a3b", "lora", 4096, {"gradient_checkpointing": "selective"}, 6.618),
+        ("gpt-oss-20b", "full", 1024, eight, 14.313),
+        ("gpt-oss-20b", "lora", 2048, on_all, 10.625),
+    ):
+        of = workload(shape, method, length=length, **{"micro_batches": 2, "device_memory": 24 * GIB} | fields)
+        planned = predict(replace(of, shape=replace(of.shape, num_layers=4, vocab_size=8192))).tensors / GIB
+        assert planned == pytest.approx(simulated, rel=0.02), (shape, method, fields)
+
+
+def test_adapters_on_experts_are_of_all_and_what_they_keep_of_those_that_a_token_reaches():
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "experts.gate_up_proj", "experts.down_proj")
+    adapted = workload("qwen3-30b-a3b", "qlora", lora_r=4, lora_targets=names, rows=2)
+    without = replace(adapted, lora_targets=names[:4])
+    assert adapted.adapter_parameters - without.adapter_parameters == 48 * 128 * 4 * (2048 + 2 * 768 + 768 + 2048)
+    assert adapted.adapter_of_token - without.adapter_of_token == 48 * 8 * 4 * (2048 + 2 * 768 + 768 + 2048)
+    # In the backward pass of a layer: sorted copies of both inputs, and the results of both first factors.
+    more = predict(adapted).components["activations"] - predict(without).components["activations"]
+    assert more == 2 * adapted.tokens * 8 * (2048 + 768 + 4 + 4)
+    dropped = predict(replace(adapted, lora_dropout=True)).components["activations"]
+    assert dropped > predict(adapted).components["activations"] + adapted.tokens * 8 * (2048 + 768)
+
+
 def test_a_rollout_takes_what_was_measured():
     """On a CPU in float32, by benchmarks/simulation/meter.py: MB of tensors while rows of prompts are answered."""
     tiny = json.loads((ROOT / "recipes/tiny/model/config.json").read_text())

@@ -25,7 +25,8 @@ def test_every_shipped_shape_has_the_parameters_of_its_real_class():
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         assert model.num_parameters() == 2 * shape.layer_parameters + shape.root_parameters, path.parent.name
-        linear = {n.rpartition(".")[2]: m for n, m in model.named_modules() if ".layers.0." in n and hasattr(m, "bias")}
+        of_layer = ((name, m) for name, m in model.named_modules() if ".layers.0." in name)
+        linear = {name.rpartition(".")[2]: m for name, m in of_layer if isinstance(m, torch.nn.Linear)}
         found = {name: (m.in_features, m.out_features, m.bias is not None) for name, m in linear.items()}
         assert found == {each.name: (each.inputs, each.outputs, each.bias) for each in shape.linears}, path.parent.name
 
@@ -68,3 +69,23 @@ def _linears(layer):
 
     linear = {name: m for name, m in layer.named_modules() if isinstance(m, torch.nn.Linear)}
     return {name: (m.in_features, m.out_features) for name, m in linear.items()}
+
+
+def test_adapters_on_experts_have_the_parameters_of_peft():
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for name in ("qwen3-30b-a3b", "gpt-oss-20b"):
+        shape, config = replace(find_shape(name), num_layers=2), AutoConfig.from_pretrained(SHAPES / name)
+        config.num_hidden_layers = 2
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:2]
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        tensors = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        attention = [f"{each}_proj" for each in "qkvo"]  # peft changes ranks of other ways to say all
+        lora = LoraConfig(r=4, target_modules=attention, target_parameters=tensors, init_lora_weights=False)
+        found = get_peft_model(model, lora, low_cpu_mem_usage=True).get_nb_trainable_parameters()[0]
+        names = tuple(shape.names_in_layers(["all-linear", *tensors])[0])
+        assert found == shape.adapter_parameters(4, names) > 3 * shape.adapter_parameters(4), name

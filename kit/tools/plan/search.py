@@ -84,10 +84,12 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
                 # Tiles are not compiled, and only whole layers are computed again.
                 tiled = replace(offloaded, tiled_mlp=True, fuses=False)
                 best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
-                best = best or tuned(tiled, gpu, global_batch_size)
+                if not base.shape.experts:
+                    best = best or tuned(tiled, gpu, global_batch_size)
                 for size in sequence_parallel_sizes(base)[1:] if base.sequence_parallel_size == 1 else ():
                     best = best or tuned(replace(offloaded, sequence_parallel_size=size), gpu, global_batch_size)
-                found.append(best or try_out(least(tiled, global_batch_size), gpu))
+                smallest = offloaded if base.shape.experts else tiled
+                found.append(best or try_out(least(smallest, global_batch_size), gpu))
     return found
 
 

@@ -49,7 +49,7 @@ class Step:
     tokens: int
     products: float  # matrix products and attention
     elementwise: float  # norms, activations, casts, the loss
-    optimiser: float  # and 4-bit weights that are converted for products
+    optimiser: float  # and 4-bit weights that are converted for products, and experts that are read
     sent: float  # collectives, or copies of layers' inputs to the host and back
     exchanged: float  # all-to-alls of sequence parallelism: nothing is computed meanwhile
     host: float  # offloaded weights and optimiser
@@ -183,13 +183,15 @@ def _ring(workload: Workload, gpu: Gpu) -> float:
 
 
 def _optimiser_bytes(workload: Workload) -> float:
-    """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
+    """Bytes that the optimiser, the conversion of 4-bit weights, and reading experts move in a step."""
     size = OPTIMISERS[workload.optim].update_bytes
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
-    if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
-        passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
-        weights = workload.shape.linear_weights
-        moved += passes * workload.micro_batches * 4.5 * weights
+    passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
+    shape = workload.shape
+    if workload.method == "qlora":  # each pass reads 4 bits, writes 16, and the product reads them
+        moved += passes * workload.micro_batches * 4.5 * shape.linear_weights
+    # An expert has so few tokens that reading its weights takes longer than multiplying by them.
+    moved += passes * workload.micro_batches * workload.compute_bytes * (shape.matrices - shape.linear_weights)
     return moved
 
 

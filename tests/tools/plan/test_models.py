@@ -32,7 +32,7 @@ def test_a_folder_a_hub_id_and_a_shipped_name_give_the_same_numbers(tmp_path):
 def test_a_config_without_sizes_or_of_another_family_or_damaged_is_reported(tmp_path):
     text = refused(folder_with(tmp_path, hidden_size="absent", vocab_size=0))
     assert "has no hidden_size; expected a number" in text and "vocab_size is 0" in text
-    assert "do not cover the family 'mixtral'" in refused(folder_with(tmp_path, model_type="mixtral"))
+    assert "do not cover the family 'deepseek_v3'" in refused(folder_with(tmp_path, model_type="deepseek_v3"))
     for damaged in ("{", "[]", ""):
         (tmp_path / "config.json").write_text(damaged)
         assert "config.json" in refused(str(tmp_path))
