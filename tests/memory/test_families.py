@@ -17,6 +17,9 @@ def test_what_a_config_leaves_out_is_what_its_family_has():
     old = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "head_dim")}
     assert (shape_of(old, "old").num_kv_heads, shape_of(old, "old").head_dim) == (32, 128)
     assert shape_of(LLAMA | {"model_type": "qwen2"}, "qwen").qkv_bias
+    opened = json.loads((ROOT / "recipes/shapes/qwen3-30b-a3b/config.json").read_text())
+    of_hub = {{"num_local_experts": "num_experts"}.get(key, key): value for key, value in opened.items()}
+    assert shape_of(of_hub, "moe") == shape_of(opened, "moe") and shape_of(of_hub, "moe").experts.number == 128
 
 
 def test_another_family_and_values_that_are_no_sizes_are_refused():
