@@ -169,6 +169,10 @@ class _Wanted(NamedTuple):
     target_values: TargetValues | None  # instead of the losses
     router_loss: bool
 
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The hidden states that predict a supervised token, [S, h], of all, [B, T, h]."""
+        return hidden.flatten(0, 1).index_select(0, self.target_positions)
+
     def at(self, shared: SequenceSlice) -> "_Wanted":
         """What is asked of this rank, which has some of the targets."""
         of_own: TargetValues | None = None
@@ -341,18 +345,15 @@ class _ModelLosses:
                 else:
                     losses = _cross_entropy(logits, wanted.targets)
                 return losses, self._router_loss(outputs.aux_loss) if routers else None
-            aux_loss = None
+            head = model.get_output_embeddings()
             if routers:
                 with _routers_see(model, token_mask):
-                    hidden, aux_loss = _hidden_and_aux_loss(self._plain_forward, self._decoder, *args, **kwargs)
-            else:
-                hidden = self._decoder(*args, use_cache=False, **kwargs).last_hidden_state
-        # [B, T, h] -> [S, h]: only positions that predict a supervised token.
-        hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
-        losses = hidden
-        if head := model.get_output_embeddings():
-            losses = head(hidden, targets=wanted.targets, target_values=wanted.target_values)
-        return shared.gather(losses) if shared else losses, self._router_loss(aux_loss)
+                    losses, aux_loss = _losses_and_aux_loss(self._plain_forward, head, wanted, *args, **kwargs)
+                return losses, self._router_loss(aux_loss)
+            losses = wanted.states(self._decoder(*args, use_cache=False, **kwargs).last_hidden_state)
+        if head:
+            losses = head(losses, targets=wanted.targets, target_values=wanted.target_values)
+        return shared.gather(losses) if shared else losses, None
 
     def share(self, model: Any, wanted: _Wanted, kwargs: dict[str, Any]) -> SequenceSlice | None:
         """Return this rank's slice of the sequences; None without sequence parallelism."""
@@ -478,15 +479,30 @@ def _softmax_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Te
     return losses[:, 0], gradient.scatter_(1, targets[:, None], torch.expm1(-losses).to(logits.dtype))
 
 
-def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """Compute the hidden states [B, T, h], and the auxiliary loss [] of the routers as the model's own forward does."""
-    outputs: list[Any] = []
-    hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    try:  # with logits of one position only
-        own = model_forward(*args, use_cache=False, output_router_logits=True, logits_to_keep=1, **kwargs)
+def _losses_and_aux_loss(
+    model_forward: Any, head: Any, wanted: _Wanted, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, Any]:
+    """Compute the losses [S], and the auxiliary loss [] of the routers, in one call of the model's own forward.
+
+    The head is called once, for the losses. FSDP shards it again when the backward pass of one call has ended, and with
+    it the norm before it, whose backward pass comes later.
+    """
+    outputs: list[torch.Tensor] = []
+
+    def ask_for_losses(module: Any, inputs: Any, given: Any) -> Any:
+        asked = {"targets": wanted.targets, "target_values": wanted.target_values}
+        return (wanted.states(inputs[0]),), given | asked
+
+    hooks = [
+        head.register_forward_pre_hook(ask_for_losses, with_kwargs=True),
+        head.register_forward_hook(lambda module, inputs, output: outputs.append(output)),
+    ]
+    try:
+        own = model_forward(*args, use_cache=False, output_router_logits=True, **kwargs)
     finally:
-        hook.remove()
-    return outputs[0].last_hidden_state, own.aux_loss
+        for hook in hooks:
+            hook.remove()
+    return outputs[0], own.aux_loss
 
 
 @contextmanager
