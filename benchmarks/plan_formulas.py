@@ -48,6 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
         "trained_parts": ("vision", "projector", "language"),
         **EIGHT,
     },
+    "experts, lora, fsdp": {"method": "lora", "shape": "qwen3-30b-a3b", **EIGHT},
+    "experts, full, fsdp": {"method": "full", "shape": "gpt-oss-20b", "eager": True, **EIGHT, "length": 1024},
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 
