@@ -54,6 +54,8 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     gpu, _ = driver("NVIDIA GeForce RTX 4090, 24564, 8.9\nNVIDIA RTX 1, 8000, 8.9\n")
     assert not gpu.is_known and gpu.memory == 8000 * 2**20  # all ranks need what the smallest one has
     assert not driver("NVIDIA RTX 1, 8000, 8.6\nTesla T4, 15360, 7.5\n")[0].bf16  # the smaller one has it
+    gpu, _ = driver("Tesla P100-PCIE-16GB, 16384, 6.0\n")  # which has no tensor cores
+    assert not gpu.bf16 and not gpu.is_known
     assert driver("NVIDIA X, [N/A], 8.0\n") is None
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
