@@ -116,7 +116,8 @@ def _trace(model: Any) -> Trace:
     input_ids = torch.zeros(1, max(_TRACED_TOKENS, *windows.values(), 0), dtype=torch.int64)
     with without_search_for_packs():
         output = model.eval()(input_ids=input_ids, use_cache=False)  # eval: no layer is dropped by chance
-    reached = _leaves(next(iter(output.values())).grad_fn)  # its logits, or its states
+    # Of a base model its states. A router loss, if its config asks for one, would come before the logits.
+    reached = _leaves(output.get("logits", next(iter(output.values()))).grad_fn)
     return Trace(
         parameters_without_gradient=[name for name, p in model.named_parameters() if id(p) not in reached],
         uncalled_modules=[name for name, _ in linear if name not in called],

@@ -1,8 +1,11 @@
 """Parameters without gradients from text are found by the model's own forward, frozen and reported."""
 
 import pytest
+import torch
 from model_helpers import on_meta
+from transformers import AutoModelForCausalLM
 
+from benchmarks.tiny_families import tiny_config
 from kit.config.settings.method import MethodSettings
 from kit.model.adapters.reach import freeze_unreached_parts, unreached_parts
 from kit.model.summary import describe_parts
@@ -27,3 +30,10 @@ def test_what_gets_no_gradient_from_text_is_frozen_and_reported(family, parts):
     assert all(name.startswith(tuple(found)) for name in frozen) and bool(frozen) == bool(parts)
     lines = "\n".join(describe_parts(model, MethodSettings(model_name_or_path="m", method="full")))
     assert all(part in lines for part in parts[:3])
+
+
+def test_the_head_of_a_model_that_computes_its_router_loss_trains():
+    config = tiny_config("mixtral")
+    config.output_router_logits = True
+    with torch.device("meta"):
+        assert unreached_parts(AutoModelForCausalLM.from_config(config)) == []
