@@ -49,6 +49,9 @@ INTERNALS = {
     "transformers.PreTrainedModel": (
         "_from_config _gradient_checkpointing_func _no_split_modules _supports_attention_backend _supports_sdpa"
     ),
+    "transformers.models.mixtral.modeling_mixtral.MixtralExperts": "_apply_gate",
+    "transformers.quantizers.quantizer_bnb_4bit.Bnb4BitHfQuantizer": "_process_model_after_weight_loading",
+    "peft.tuners.lora.layer.ParamWrapper": "num_experts parameter_name",
     "transformers.ProcessorMixin": "_merge_kwargs _process_images prepare_inputs_layout",
     "transformers.Qwen2VLProcessor": "_get_num_multimodal_tokens",
     "transformers.utils.hub.cached_files": (

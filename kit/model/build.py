@@ -33,7 +33,8 @@ from kit.model.adapters.freeze import check_freeze, named_towers
 from kit.model.adapters.qat import install_qat
 from kit.model.adapters.reach import belongs_to_selector, freeze_unreached_parts
 from kit.model.adapters.token_rows import add_rows
-from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
+from kit.model.experts.packed import is_experts
+from kit.model.four_bit import four_bit_config, packed_on_meta
 from kit.model.layers.activation_offload import install_activation_offload
 from kit.model.layers.attention import (
     NOT_CAUSAL,
@@ -235,7 +236,7 @@ def check_model(
         yield Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM")
     if not trains:
         return
-    if settings.experts_implementation != "auto" and not _experts(meta_model):
+    if settings.experts_implementation != "auto" and not any(map(is_experts, meta_model.modules())):
         found = f"{settings.experts_implementation}, and {type(meta_model).__name__} has no experts that it applies to"
         yield Problem("experts_implementation", found, "auto")
     if settings.qat and is_read_plain(config):
@@ -335,7 +336,7 @@ def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str,
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
     model.config.use_cache = False
     if settings.experts_implementation != "auto":  # given by name to transformers, parts without experts refuse it
-        for experts in _experts(model):
+        for experts in filter(is_experts, model.modules()):
             experts.config._experts_implementation = settings.experts_implementation
     # Else bitsandbytes repacks 4-bit weights on a CPU at the first evaluation: that would change bits, and not every
     # shape supports it.
@@ -343,11 +344,6 @@ def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str,
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
-
-
-def _experts(model: Any) -> list[Any]:
-    """The modules that compute experts as ``experts_implementation`` says: transformers' decorator marks them."""
-    return [module for module in model.modules() if hasattr(module, "is_concatenated")]
 
 
 def _cast_frozen(model: Any, dtype: torch.dtype, towers: tuple[str, ...], stored: torch.dtype) -> None:
@@ -383,15 +379,13 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     options: dict[str, Any] = {"dtype": torch.float32 if settings.method == "full" else compute}
     if plan.device != "cpu" or settings.method == "qlora":  # without a map, transformers puts 4-bit weights on a GPU
         options["device_map"] = {"": plan.device}
-    quantising: Any = nullcontext()
     if settings.method == "qlora":
-        if plan.quantise_on not in (None, plan.device):
-            quantising = quantising_on(plan.quantise_on)
-        options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
+        elsewhere = plan.quantise_on if plan.quantise_on != plan.device else None
+        options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention), elsewhere)
     name = settings.model_name_or_path
     plain_files = dequantising(config, name) if quantisation_of(config) else nullcontext()
     try:
-        with _nothing_unpickled(settings), quantising, plain_files, silent_about_head(config):
+        with _nothing_unpickled(settings), plain_files, silent_about_head(config):
             model, loaded = auto_class(config).from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=plain_config(config),

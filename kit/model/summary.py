@@ -14,7 +14,8 @@ import torch
 from kit.config.settings.method import MethodSettings
 from kit.model.adapters.qat import check_qat, describe_qat
 from kit.model.adapters.reach import unreached_parts
-from kit.model.adapters.targets import fused_experts, is_fused_expert, lost_on_reload, modules_taken_for_experts
+from kit.model.adapters.targets import is_fused_expert, lost_on_reload, modules_taken_for_experts
+from kit.model.experts.packed import PackedExperts, shown_as_parameters
 from kit.model.four_bit import quantised_on_meta
 from kit.model.layers.fp8_linear import check_fp8, describe_fp8
 from kit.system.errors import Problem
@@ -81,7 +82,6 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     count = _count(model)
     num_base = count.total() - count["trained"] - count["adapters"]
-    percent_fused = f"{count['fused experts'] / num_base:.0%}"
     lines = ["; ".join(_counts(model, count, num_base, settings.method))]
     lines += [base.new_head] if hasattr(base, "new_head") else []
     if settings.fp8:
@@ -90,11 +90,11 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
         lines.append(describe_qat(settings))
     unquantised = 1 - count["4-bit"] / num_base
     if settings.method == "qlora" and unquantised > _LARGE_SHARE:
-        is_fused = count["fused experts"] > 0
-        which = f" ({percent_fused} are fused experts, which bitsandbytes does not load)" if is_fused else ""
+        share = count["fused experts"] / num_base
+        which = f" ({share:.0%} are fused experts that the family computes itself)" if share else ""
         lines.append(f"warning: qlora leaves {unquantised:.0%} of the parameters unquantised{which}")
     if settings.method != "full" and settings.lora_target_modules == "all-linear" and not settings.adapter_name_or_path:
-        lines += _left_out_by_all_linear(base, percent_fused)
+        lines += _left_out_by_all_linear(base, num_base)
     trained = [name for name, parameter in base.named_parameters() if parameter.requires_grad]
     unreached = [
         name for name in unreached_parts(base) if not any(f"{each}.".startswith(f"{name}.") for each in trained)
@@ -126,6 +126,8 @@ def _count(model: Any) -> "Counter[str]":
             kind, number = "other", parameter.numel()
             if type(module).__name__ == "Linear4bit" and name == "weight":
                 kind, number = "4-bit", module.in_features * module.out_features
+            elif isinstance(module, PackedExperts):
+                kind, number = "4-bit", module.shape.numel()
             elif of_adapter and of_adapter in prefix:
                 kind = "adapters"
             elif is_fused_expert(prefix, parameter):
@@ -152,12 +154,15 @@ def _adapted_layers(model: Any) -> Counter[str]:
     return Counter(type(each.get_base_layer()).__name__ for each in model.modules() if isinstance(each, kind))
 
 
-def _left_out_by_all_linear(base: Any, percent_fused: str) -> list[str]:
+def _left_out_by_all_linear(base: Any, num_base: int) -> list[str]:
     lines = []
-    fused = fused_experts(base)
+    with shown_as_parameters(base):
+        fused = [(name, each) for name, each in base.named_parameters() if is_fused_expert(name, each)]
     if fused:
-        found = f"note: all-linear leaves out fused experts ({percent_fused} of the parameters)"
-        lines.append(f"{found}; --lora_target_modules takes their names too: {','.join(fused)}")
+        number = sum(parameter.numel() for _, parameter in fused)
+        names = dict.fromkeys(".".join(name.split(".")[-2:]) for name, _ in fused)
+        found = f"note: all-linear leaves out fused experts ({number / num_base:.0%} of the parameters)"
+        lines.append(f"{found}; to adapt them too: --lora_target_modules all-linear,{','.join(names)}")
     taken = modules_taken_for_experts(base)
     if taken:
         lines.append(f"note: peft would mistake {_first_three(taken)} for fused experts: not adapted")

@@ -31,9 +31,10 @@ def described(family, **changes):
 
 @pytest.mark.slow
 def test_fused_experts_that_all_linear_leaves_out_are_reported_with_their_names():
-    assert "--lora_target_modules takes their names too: experts.gate_up_proj,experts.down_proj" in str(
-        described("mixtral")
-    )
+    for method in ("lora", "qlora"):
+        lines = described("mixtral", method=method)
+        assert "--lora_target_modules all-linear,experts.gate_up_proj,experts.down_proj" in str(lines)
+        assert not any("unquantised" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ FACTORS = {
         "stored": "float32 bfloat16",
         "method": "full frozen lora dora rslora oft qlora",
         "dropout": "0 0.1",
-        "targets": "all some head",
+        "targets": "all some head experts",
         "whole": "none head embedding",
         "tokens": "none new trained",
         "data": "messages completion text ids mixture",
@@ -67,7 +67,8 @@ LLAMA_MODULES = ("q_proj,v_proj", "lm_head", "embed_tokens")
 # would be that of another value. Those of the second are refused, in words that the pattern finds.
 NOTHING = [
     {"method": "full|frozen", "dropout": "0.1"},
-    {"method": "full|frozen", "targets": "some|head"},
+    {"method": "full|frozen", "targets": "some|head|experts"},
+    {"targets": "experts", "family": "llama|qwen3|gpt2|gemma3_text|bloom|phi3|gemma3"},
     {"method": "full|frozen", "extra": "loraplus"},
     {"method": "full|frozen", "chat": "yes", "dtype": "float16|float32"},  # exports a checkpoint as it is
     {"data": "text|ids|mixture", "objective": "dpo|orpo|simpo|cpo|kto"},
@@ -116,6 +117,9 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"targets": "head", "tied": "yes"}, "an adapter on them cannot be merged"),
     ({"targets": "head", "whole": "head"}, "lora_modules_to_save"),
     ({"targets": "head", "tokens": "new|trained"}, "lm_head gets an adapter"),
+    ({"targets": "experts", "method": "oft"}, "only LoRA adapts fused experts"),
+    ({"targets": "experts", "method": "dora"}, "does not work with use_dora"),
+    ({"targets": "experts", "topology": "fsdp1"}, "an adapter on experts"),
     ({"family": "gpt2", "method": "oft"}, "cannot adapt GPT2LMHeadModel with"),
     ({"objective": "grpo", "method": "full", "kl": "k2|k3", "topology": "fsdp1"}, "beta: under FSDP1 with method full"),
 ]
@@ -514,7 +518,11 @@ class Way:
                 "oft": {"adapter_type": "oft", "adapter_options": "oft_block_size=8"},
             },
             "dropout": {"0.1": {"lora_dropout": 0.1}},
-            "targets": {"some": {"lora_target_modules": linear}, "head": {"lora_target_modules": f"{linear},{head}"}},
+            "targets": {
+                "some": {"lora_target_modules": linear},
+                "head": {"lora_target_modules": f"{linear},{head}"},
+                "experts": {"lora_target_modules": "all-linear,experts.gate_up_proj,experts.down_proj"},
+            },
             "whole": {"head": {"lora_modules_to_save": head}, "embedding": {"lora_modules_to_save": embedding}},
             "tokens": {"new": {"new_tokens": "<|sep|>,<|and|>"}, "trained": {"trainable_tokens": "<|im_end|>"}},
             "packing": {"yes": {"packing": True}},

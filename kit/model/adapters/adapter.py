@@ -29,6 +29,7 @@ from kit.model.adapters.targets import (
     tied_tables,
 )
 from kit.model.adapters.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
+from kit.model.experts.packed import shown_as_parameters
 from kit.model.pretrained.heads import SCORE, TASKS, head_of
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.system.errors import Problem, Problems, UserError, did_you_mean, first_line, listed
@@ -62,6 +63,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     from peft import get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    from kit.model.experts.forward import install_expert_lora
     from kit.model.layers.lora_linear import install_lora_linear
 
     for parameter in model.parameters():
@@ -69,10 +71,11 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     # Where every rank reads the weights, all must make the same matrices: sharding keeps a part of each one's copy.
     torch.manual_seed(seed)
     adapted: Any
-    if settings.adapter_name_or_path:
-        adapted = _load_adapter(model, settings.adapter_name_or_path)
-    else:
-        adapted = get_peft_model(model, _new_config(model, settings))
+    with shown_as_parameters(model):
+        if settings.adapter_name_or_path:
+            adapted = _load_adapter(model, settings.adapter_name_or_path)
+        else:
+            adapted = get_peft_model(model, _new_config(model, settings))
     for parameter in adapted.parameters():
         if parameter.requires_grad:  # peft leaves rows and whole modules in the dtype of the base
             parameter.data = parameter.data.float()
@@ -89,6 +92,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
             # autocast, weights and inputs have one dtype anyway.
             module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
     if settings.adapter_type == "lora":
+        install_expert_lora(adapted, 0.0 if settings.adapter_name_or_path else settings.lora_dropout)
         install_lora_linear(adapted)
     return adapted
 
@@ -116,20 +120,17 @@ def _load_adapter(model: Any, name: str) -> Any:
 
 def _new_config(model: Any, settings: MethodSettings) -> Any:
     """peft's config of new adapters. Raises ``ValueError`` or ``TypeError`` as peft's class does."""
-    modules: list[str]
-    parameters: list[str] = []
-    if settings.lora_target_modules == "all-linear":
-        modules = all_linear_targets(model)
-    else:
-        modules, parameters = split_targets(model, list(settings.lora_target_modules))
-        modules = full_names(modules, [name for name, _ in model.named_modules()])
-        parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
+    modules, parameters = split_targets(model, settings.lora_target_modules)
+    modules = full_names(modules, [name for name, _ in model.named_modules()])
+    parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
     options: dict[str, Any] = {}
     if settings.adapter_type == "lora":
         options = {
             "r": settings.lora_r,
             "lora_alpha": settings.lora_alpha,
-            "lora_dropout": settings.lora_dropout,
+            "lora_dropout": 0.0
+            if parameters
+            else settings.lora_dropout,  # peft refuses it there, and would not open it
             "target_parameters": parameters or None,
             "init_lora_weights": True if settings.init_lora_weights == "default" else settings.init_lora_weights,
             "use_rslora": settings.use_rslora,

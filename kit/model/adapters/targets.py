@@ -108,15 +108,22 @@ def lost_on_reload(model: Any) -> list[str]:
     return lost
 
 
-def split_targets(model: Any, targets: list[str]) -> tuple[list[str], list[str]]:
-    """Divide names of ``lora_target_modules`` into those of modules and those of parameters, such as fused experts."""
+def split_targets(model: Any, targets: str | list[str]) -> tuple[list[str], list[str]]:
+    """Divide ``lora_target_modules`` into names of modules and of parameters, such as fused experts.
+
+    ``all-linear``, alone or among ``targets``, gives the full names of ``all_linear_targets``.
+    """
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
     of_modules: list[str] = []
     of_parameters: list[str] = []
-    for target in targets:
-        is_parameter = not _matches_any(target, modules) and _matches_any(target, parameters)
-        (of_parameters if is_parameter else of_modules).append(target)
+    for target in [targets] if isinstance(targets, str) else targets:
+        if target == "all-linear":
+            of_modules += all_linear_targets(model)
+        elif not _matches_any(target, modules) and _matches_any(target, parameters):
+            of_parameters.append(target)
+        else:
+            of_modules.append(target)
     return of_modules, of_parameters
 
 
@@ -139,15 +146,6 @@ def tied_tables(model: Any) -> list[Any]:
 
 def _matches_any(target: str, names: list[str]) -> bool:
     return any(matches(name, target) for name in names)
-
-
-def fused_experts(model: Any) -> list[str]:
-    """Return the last two parts of the names of fused experts, as ``lora_target_modules`` takes them."""
-    found = []
-    for name, parameter in model.named_parameters():
-        if is_fused_expert(name, parameter) and "lora_" not in name:
-            found.append(".".join(name.split(".")[-2:]))
-    return list(dict.fromkeys(found))
 
 
 def is_fused_expert(name: str, parameter: torch.nn.Parameter) -> bool:
