@@ -1,4 +1,4 @@
-"""Time LoRA on the fused experts of a small Qwen3-MoE: peft's own, with each of transformers' experts implementations.
+"""Time LoRA on the fused experts of a small Qwen3-MoE: peft's own forward, and the kit's.
 
     python benchmarks/expert_lora.py [--hidden_size 256] [--num_experts 32] [--tokens 512] [--dtype bfloat16]
 
@@ -17,11 +17,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from kit.model.experts.forward import install_expert_lora
+
 # By name: experts_implementation, and what is done to the model with its adapters.
 VARIANTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "peft, eager": ("eager", lambda model: None),
     "peft, grouped_mm": ("grouped_mm", lambda model: None),
     "peft, batched_mm": ("batched_mm", lambda model: None),
+    "kit, eager": ("eager", lambda model: install_expert_lora(model, 0.0)),
+    "kit, grouped_mm": ("grouped_mm", lambda model: install_expert_lora(model, 0.0)),
 }
 VOCABULARY = 512
 
