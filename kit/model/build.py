@@ -53,7 +53,7 @@ from kit.model.layers.tiled_mlp import check_tiled_mlp, install_tiled_mlp
 from kit.model.layers.trained_linear import install_shared_casts, install_trained_linear
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.classes import auto_class, why_no_text
-from kit.model.pretrained.dequantise import dequantising, is_read_plain, plain_config, quantisation_of
+from kit.model.pretrained.dequantise import dequantising, in_mxfp4, is_read_plain, plain_config, quantisation_of
 from kit.model.pretrained.heads import check_head, draw_head, head_of, show_head, silent_about_head, with_head
 from kit.model.pretrained.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.summary import aux_loss_coef, check_parts
@@ -333,7 +333,7 @@ def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str,
     else:
         model = _on_meta(settings, config, attention)
         if settings.method == "qlora":
-            model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
+            model = packed_on_meta(model, getattr(torch, plan.compute_dtype), in_mxfp4(config))
     model.config.use_cache = False
     if settings.experts_implementation != "auto":  # given by name to transformers, parts without experts refuse it
         for experts in filter(is_experts, model.modules()):
@@ -383,7 +383,7 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
         elsewhere = plan.quantise_on if plan.quantise_on != plan.device else None
         options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention), elsewhere)
     name = settings.model_name_or_path
-    plain_files = dequantising(config, name) if quantisation_of(config) else nullcontext()
+    plain_files = dequantising(config, name, settings.method) if quantisation_of(config) else nullcontext()
     try:
         with _nothing_unpickled(settings), plain_files, silent_about_head(config):
             model, loaded = auto_class(config).from_pretrained(

@@ -17,6 +17,7 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from kit.model.adapters.targets import kept_out_of_4_bit
 from kit.model.experts.forward import install_packed
+from kit.model.experts.mxfp4 import GROUP, GROUP_BYTES, Mxfp4Experts
 from kit.model.experts.packed import PackedExperts, packable
 
 _NAME = "bitsandbytes_with_experts"
@@ -61,7 +62,9 @@ class _Quantizer(Bnb4BitHfQuantizer):
                     if config.quantise_on:
                         weight = weight.to(config.quantise_on)
                     module, own_name = get_module_from_name(kwargs["model"], name)
-                    if own_name in packable(module):
+                    if own_name in packable(module) and weight.dim() == 4:  # MXFP4, see ``dequantising``
+                        packed[name] = weight.to(torch.uint8)
+                    elif own_name in packable(module):
                         packed[name] = _params_4bit(weight, config.bnb_4bit_quant_storage).to(weight.device)
                     else:
                         packed |= super().convert({name: weight}, *args, **kwargs)
@@ -70,8 +73,8 @@ class _Quantizer(Bnb4BitHfQuantizer):
         return Quantise(self)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        install_packed(model)
         config: Any = self.quantization_config
+        install_packed(model, config.bnb_4bit_quant_storage)
         if torch.device(config.quantise_on or "cpu").type == "cuda":
             torch.cuda.empty_cache()  # else shards, which stay, would lie in the blocks of whole matrices
         return super()._process_model_after_weight_loading(model, **kwargs)
@@ -99,16 +102,26 @@ def quantised_on_meta(meta_model: Any, compute_dtype: torch.dtype = torch.bfloat
     return quantised
 
 
-def packed_on_meta(meta_model: Any, compute_dtype: torch.dtype) -> Any:
-    """Return a copy of a model on meta in the form in which ``qlora`` loads it, 4-bit weights packed, with tables."""
+def packed_on_meta(meta_model: Any, compute_dtype: torch.dtype, in_mxfp4: bool = False) -> Any:
+    """Return a copy of a model on meta in the form in which ``qlora`` loads it, 4-bit weights packed, with tables.
+
+    Args:
+        in_mxfp4: whether the files hold the experts in MXFP4.
+    """
     from bitsandbytes import functional
     from bitsandbytes.nn import Linear4bit
 
     # It keeps this table for the process. The first weight would put it on meta.
     functional.name2qmap.setdefault("dynamic", functional.create_dynamic_map())
     model = quantised_on_meta(meta_model, compute_dtype)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if in_mxfp4 and isinstance(child, PackedExperts):
+                number, rows, columns = child.shape
+                groups = torch.empty(number, columns, rows // GROUP, GROUP_BYTES, dtype=torch.uint8, device="meta")
+                setattr(module, name, Mxfp4Experts(groups, compute_dtype))
     for module in model.modules():
-        if isinstance(module, Linear4bit | PackedExperts):
+        if isinstance(module, Linear4bit | PackedExperts) and not isinstance(module, Mxfp4Experts):
             # Not in the weight: a state dict would read a value of the tables. A forward pass finds them in the module.
             packed, module.quant_state = functional.quantize_4bit(
                 module.weight.data.to(compute_dtype),

@@ -165,7 +165,7 @@ def _open_model(checked: Checked, datasets: Sequence[Dataset], launch: Launch, p
     if len(problems) == num_problems:  # it needs adapters that fit
         problems += check_adapter_units(topology, recipe, meta_model)
     checked.notes += describe_precision(topology, launch.config)
-    checked.notes += describe_dequantised(config)
+    checked.notes += describe_dequantised(config, recipe.method)
     if not recipe.packing:  # packs are refused
         checked.notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
     problems += check_router_loss(topology, router_loss)

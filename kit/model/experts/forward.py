@@ -11,18 +11,24 @@ from typing import Any
 
 import torch
 
+from kit.model.experts.mxfp4 import Mxfp4Experts
 from kit.model.experts.packed import PackedExperts, is_experts, packable
 from kit.model.experts.products import Routes, is_grouped, products, take_rows
 
 
-def install_packed(model: torch.nn.Module) -> None:
-    """Put a ``PackedExperts`` in the place of each parameter with experts that can be in 4 bits."""
+def install_packed(model: torch.nn.Module, storage: torch.dtype) -> None:
+    """Put a ``PackedExperts`` in the place of each parameter with experts that can be in 4 bits.
+
+    Args:
+        storage: the dtype of packed weights, for those in MXFP4, which are bytes.
+    """
     module: Any
     for module in list(model.modules()):
         for name in packable(module):
             weight = getattr(module, name)
             delattr(module, name)
-            setattr(module, name, PackedExperts(weight))
+            packed = Mxfp4Experts(weight, storage) if weight.dtype == torch.uint8 else PackedExperts(weight)
+            setattr(module, name, packed)
             module.forward = MethodType(_forward, module)
 
 

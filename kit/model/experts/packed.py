@@ -4,7 +4,7 @@ Promises: of a layer's experts at most ``MAX_BYTES`` stand in plain weights at a
 weights to which bitsandbytes dequantises the whole tensor, bit for bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,27 +43,35 @@ class PackedExperts(torch.nn.Module):
 
     def compute(self, x: torch.Tensor, packed: torch.Tensor, routes: Routes, is_transposed: bool) -> torch.Tensor:
         """As ``forward``, without a graph. ``packed`` is ``weight``, or what an autograd function has kept of it."""
+        rows, columns = self.shape[1:]
+        plain = self.dequantiser(packed.detach().reshape(-1).view(torch.uint8), x.dtype)
+        y = x.new_empty(len(x), columns if is_transposed else rows)
+        for experts, places in routes.runs(max(1, MAX_BYTES // (rows * columns * x.element_size()))):
+            matrices = plain(experts) if is_transposed else plain(experts).transpose(1, 2)
+            y[places] = products(x[places], matrices, routes, experts)
+        return y
+
+    def dequantiser(self, values: torch.Tensor, dtype: torch.dtype) -> Callable[[slice], torch.Tensor]:
+        """Return a function that gives the plain weights of a slice of experts from the bytes of all."""
         from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
 
-        state, (rows, columns) = self.quant_state, self.shape[1:]
-        size = rows * columns  # of one expert
+        state, size = self.quant_state, self.shape[1:].numel()  # of one expert
         scales = dequantize_blockwise(state.absmax, state.state2) + state.offset
-        values = packed.detach().reshape(-1).view(torch.uint8)
-        y = x.new_empty(len(x), columns if is_transposed else rows)
-        for experts, places in routes.runs(max(1, MAX_BYTES // (size * state.dtype.itemsize))):
-            number = experts.stop - experts.start
+
+        def plain(experts: slice) -> torch.Tensor:
+            first, last = experts.start * size, experts.stop * size
             part = QuantState(
-                scales[experts.start * size // _BLOCK : experts.stop * size // _BLOCK],
-                shape=torch.Size([number * size]),  # on a CPU any other needs rows of whole blocks
+                scales[first // _BLOCK : last // _BLOCK],
+                shape=torch.Size([last - first]),  # on a CPU any other needs rows of whole blocks
                 code=state.code,
                 blocksize=_BLOCK,
                 quant_type=state.quant_type,
                 dtype=state.dtype,
             )
-            four_bits = values[experts.start * size // 2 : experts.stop * size // 2].unsqueeze(1)
-            plain = dequantize_4bit(four_bits, part).view(number, rows, columns).to(x.dtype)
-            y[places] = products(x[places], plain if is_transposed else plain.transpose(1, 2), routes, experts)
-        return y
+            weights = dequantize_4bit(values[first // 2 : last // 2].unsqueeze(1), part)
+            return weights.view(-1, *self.shape[1:]).to(dtype)
+
+        return plain
 
 
 class _PackedProducts(torch.autograd.Function):
@@ -98,7 +106,7 @@ def packable(module: Any) -> list[str]:
 
 
 def _is_packed(weight: Any) -> bool:
-    return getattr(weight, "quant_state", None) is not None
+    return weight.dtype == torch.uint8 or getattr(weight, "quant_state", None) is not None
 
 
 def is_experts(module: Any) -> bool:
@@ -117,8 +125,8 @@ def shown_as_parameters(model: torch.nn.Module) -> Iterator[None]:
     ]
     for module, name, child in packed:
         shown = child.weight
-        if child.quant_state is not None:
-            zero = torch.zeros((), dtype=child.quant_state.dtype, device=shown.device)
+        if shown.shape != child.shape:
+            zero = torch.zeros((), dtype=shown.dtype, device=shown.device)
             shown = torch.nn.Parameter(zero.expand(child.shape), requires_grad=False)
         delattr(module, name)
         setattr(module, name, shown)

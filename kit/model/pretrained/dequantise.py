@@ -2,7 +2,7 @@
 
 Promises: a weight is value times scale, computed in float32 and rounded once to the dtype in which it is loaded, as if
 the files held that model. Only the files know of the quantisation: what is trained, saved and counted is the plain
-model. What cannot be read so is refused by name.
+model. What cannot be read so is refused by name. ``qlora`` keeps MXFP4 as it is, see ``kit.model.experts.mxfp4``.
 """
 
 import copy
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from transformers import modeling_utils
 
+from kit.model.experts.mxfp4 import joined
 from kit.system.errors import UserError
 
 _SCALE = "_scale_inv"  # added to the name of an FP8 weight; the value is multiplied by it, whatever the name says
@@ -52,10 +53,17 @@ def plain_config(config: Any) -> Any:
     return plain
 
 
-def describe_dequantised(config: Any) -> list[str]:
-    """Say in one line that the base is dequantised; empty if its files hold plain weights."""
+def in_mxfp4(config: Any) -> bool:
+    """Return whether the files hold experts in MXFP4."""
+    return is_read_plain(config) and quantisation_of(config)["quant_method"] == "mxfp4"
+
+
+def describe_dequantised(config: Any, method: str) -> list[str]:
+    """Say in one line what is done with a quantised base; empty if its files hold plain weights."""
     if not is_read_plain(config):
         return []
+    if method == "qlora" and in_mxfp4(config):
+        return ["note: the experts of the base checkpoint are MXFP4, and stay so"]
     how = quantisation_of(config)["quant_method"].upper()
     return [f"note: the base checkpoint is {how}: it is dequantised (value times scale) and trained as a plain model"]
 
@@ -67,17 +75,18 @@ def class_that_dequantises(config: Any) -> str:
 
 
 @contextmanager
-def dequantising(config: Any, name: str) -> Iterator[None]:
+def dequantising(config: Any, name: str, method: str) -> Iterator[None]:
     """In the ``with`` block, transformers dequantises the weights of a checkpoint with this ``config``.
 
     Args:
         name: of the checkpoint, for messages.
+        method: with ``qlora`` experts in MXFP4 are read as they are, see ``joined``.
 
     Raises:
         UserError: from transformers' ``from_pretrained``, before a weight is read: weights and scales do not fit.
     """
     quantisation = quantisation_of(config)
-    plain = _plain_fp8 if quantisation["quant_method"] == "fp8" else _plain_mxfp4
+    plain = partial(_plain_mxfp4, joined if method == "qlora" else None) if in_mxfp4(config) else _plain_fp8
     load = modeling_utils.convert_and_load_state_dict_in_model
 
     def load_plain(model: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +151,9 @@ def _times_scales(
     return weight.float().mul_(scales)
 
 
-def _plain_mxfp4(files: Mapping[str, Any], quantisation: dict[str, Any], name: str) -> dict[str, Any]:
+def _plain_mxfp4(
+    compute: Callable[..., torch.Tensor] | None, files: Mapping[str, Any], quantisation: dict[str, Any], name: str
+) -> dict[str, Any]:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     plain: dict[str, Any] = {}
@@ -154,8 +165,8 @@ def _plain_mxfp4(files: Mapping[str, Any], quantisation: dict[str, Any], name: s
         blocks, scales = files.get(stem + _BLOCKS), files.get(stem + _SCALES)
         if blocks is None or scales is None or _shape(blocks)[:-1] != _shape(scales):
             _refuse(name, f"{key} is of bytes", f"{stem}{_BLOCKS} with {stem}{_SCALES} of its shape")
-        # bfloat16 holds these values exactly: three bits times a power of 2.
-        plain[stem] = _Weight(convert_moe_packed_tensors, blocks, scales)
+        # bfloat16 holds these values exactly: three bits times a power of 2. So it does those of bytes.
+        plain[stem] = _Weight(compute or convert_moe_packed_tensors, blocks, scales)
     return plain
 
 

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,8 +96,8 @@ def test_a_base_of_fp8_is_the_model_that_its_weights_and_scales_stand_for(recipe
     found, expected = bits_of(model), bits_of(build(other, plan))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert method == "qlora" or not hasattr(model.config, "quantization_config")
-    (note,) = describe_dequantised(open_config(mine))
-    assert "FP8" in note and describe_dequantised(open_config(other)) == []
+    (note,) = describe_dequantised(open_config(mine), method)
+    assert "FP8" in note and describe_dequantised(open_config(other), method) == []
 
 
 @pytest.mark.parametrize(("method", "plan"), [("full", FP32), ("lora", BF16)])
@@ -112,6 +113,27 @@ def test_experts_of_mxfp4_are_read_as_by_transformers(recipe, in_mxfp4, method, 
         found, expected = getattr(of_ours, name), getattr(of_theirs, name)
         assert found.dtype == (torch.float32 if method == "full" else torch.bfloat16)
         assert torch.equal(found.float(), expected) and expected.any()
+
+
+@pytest.mark.parametrize("plan", [BF16, FP32])
+def test_qlora_trains_on_the_mxfp4_of_the_files(recipe, in_mxfp4, plan):
+    options = {"lora_target_modules": ["all-linear", "experts.gate_up_proj", "experts.down_proj"], "method": "qlora"}
+    mine = recipe(in_mxfp4, **options)
+    assert problems(mine) == ""
+    (note,) = describe_dequantised(open_config(mine), "qlora")
+    assert "MXFP4, and stay so" in note
+    plain = build(recipe(in_mxfp4, method="lora"), plan).get_decoder().layers[0].mlp.experts
+    model, empty = build(mine, plan), build(mine, replace(plan, reads_weights=False))
+    assert [(n, p.shape) for n, p in model.named_parameters()] == [(n, p.shape) for n, p in empty.named_parameters()]
+    ours = model.get_decoder().layers[0].mlp.experts.get_base_layer()
+    for name in ("gate_up_proj", "down_proj"):
+        packed, wanted = getattr(ours, name), getattr(plain, name)
+        assert packed.weight.numel() * packed.weight.element_size() == wanted.numel() * 17 // 32
+        found = packed.dequantiser(packed.weight.view(-1).view(torch.uint8), wanted.dtype)
+        assert torch.equal(found(slice(1, 3)), wanted[1:3]) and wanted.any()
+    positions = torch.arange(0, 80, 3)
+    model(input_ids=torch.arange(80).view(2, 40), target_positions=positions, targets=positions).sum().backward()
+    assert all(p.grad.any() for name, p in model.named_parameters() if "lora_B" in name)
 
 
 UP = "model.layers.0.mlp.up_proj.weight"
