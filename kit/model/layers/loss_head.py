@@ -24,7 +24,6 @@ for known gives the losses of these logits.
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import MethodType
@@ -39,7 +38,7 @@ from kit.model.layers.attention import VARLEN, needs_mask, without_search_for_pa
 from kit.model.layers.chunks import chunk_size
 from kit.model.layers.compile import compiled as graph_of
 from kit.model.layers.embedding_noise import changed_embeddings
-from kit.model.layers.packs import has_alibi, install_packs, masks_of_packs
+from kit.model.layers.packs import family_of, has_alibi, install_packs, masks_of_packs
 from kit.model.layers.sequence_group import SequenceGroup
 from kit.model.layers.sequence_parallel import SequenceSlice
 from kit.model.pretrained.heads import head_of
@@ -508,7 +507,7 @@ def _losses_and_aux_loss(
 @contextmanager
 def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
     """Let a family's auxiliary loss leave out padding in a packed call, which has no ``attention_mask`` to say it."""
-    module = sys.modules[type(model).__module__]
+    module = family_of(model)
     name = "load_balancing_loss_func"
     plain = getattr(module, name, None)
     if token_mask is None or plain is None:

@@ -119,7 +119,7 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
         mask_function = and_masks(kwargs.pop("mask_function"), same_sample)
         return plain(**{**kwargs, "mask_function": mask_function, "allow_is_causal_skip": False})
 
-    family = sys.modules[type(model).__module__]
+    family = family_of(model)
     build_alibi: Any = getattr(family, _ALIBI, None)
 
     def alibi_of_samples(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -139,4 +139,9 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
 
 def has_alibi(model: Any) -> bool:
     """Return whether the family of ``model`` has the function with which Falcon and BLOOM compute ALiBi."""
-    return hasattr(sys.modules[type(model).__module__], _ALIBI)
+    return hasattr(family_of(model), _ALIBI)
+
+
+def family_of(model: Any) -> Any:
+    """Return the Python module with the functions of the model's family. A wrapper may have changed its class."""
+    return sys.modules[type(model).forward.__module__]
