@@ -17,7 +17,7 @@ if all of these hold, and else names the first that does not:
 A cell in brackets is a refusal in the kit's words, before the first step. Further columns: packing; by how much
 loss and gradients change if a right-padded batch comes without its mask; and whether the kit computes the logits
 ("proven") or the family itself ("own logits"). The seconds of the proof are in the file of ``--json``. The training
-loss contains the routers' auxiliary loss, where a family has one, but not under FSDP, which refuses it.
+loss contains the routers' auxiliary loss, where a family has one.
 """
 
 import argparse
@@ -55,10 +55,9 @@ from kit.export.final import replace_folder
 from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
 from kit.model.pretrained.classes import VISION_LANGUAGE_FAMILIES, auto_class
-from kit.model.summary import aux_loss_coef
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
-from kit.strategy.topology import Topology, check_router_loss
+from kit.strategy.topology import Topology
 from kit.system.errors import Problem, UserError, raise_if
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.checks.head_proof import prove_head
@@ -114,10 +113,6 @@ def reference(family: str, folder: Path) -> dict[str, Any]:
     plain = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32).train()
     losses = {}
     for topology, world in TOPOLOGIES.items():
-        if topology == "fsdp2":  # it refuses the routers' loss
-            for config in {id(c): c for c in (plain.config, plain.config.get_text_config())}.values():
-                if hasattr(config, "output_router_logits"):
-                    config.output_router_logits = False
         batches = [global_batch(Ranks(rank, world)).micro_batches[0] for rank in range(world)]
         weights = torch.tensor([len(batch.targets) for batch in batches], dtype=torch.float64)
         own = [
@@ -175,21 +170,11 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     )
     config = open_config(recipe)
     meta_model = build_meta_model(recipe, config, packing)
-    coefficient = None
-    if check_router_loss(asked, aux_loss_coef(meta_model, coefficient)):
-        coefficient = 0.0  # as the refusal advises
-    problems = check_model(
-        recipe, config, meta_model, max_length=recipe.max_length, packing=packing, router_aux_loss_coef=coefficient
-    )
+    problems = check_model(recipe, config, meta_model, max_length=recipe.max_length, packing=packing)
     raise_if([*problems, *check_strategy(asked, meta_model)])
     accelerator, plan = start(recipe, asked)
     torch.set_num_threads(1)
-    model = build_model(recipe, config, plan, packing=packing, seed=recipe.seed, router_aux_loss_coef=coefficient)
-    if coefficient == 0:  # then its own loss shall not contain it either
-        for module in model.modules():
-            for own in (config.get_text_config(), getattr(module, "config", None)):
-                if hasattr(own, "output_router_logits"):
-                    own.output_router_logits = False
+    model = build_model(recipe, config, plan, packing=packing, seed=recipe.seed)
     four_bit = any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters())
     own_logits = model.get_base_model().uses_own_logits if method != "full" else model.uses_own_logits
     prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe, recipe.peak_learning_rate))

@@ -47,7 +47,7 @@ from kit.run.identity import identity
 from kit.run.output_dir import run_in
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.precision import check_fp8, describe_precision
-from kit.strategy.topology import Topology, check_router_loss
+from kit.strategy.topology import Topology
 from kit.system.console import is_main, silence_libraries
 from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.tasks.objectives import objective_class
@@ -168,7 +168,6 @@ def _open_model(checked: Checked, datasets: Sequence[Dataset], launch: Launch, p
     checked.notes += describe_dequantised(config, recipe.method)
     if not recipe.packing:  # packs are refused
         checked.notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
-    problems += check_router_loss(topology, router_loss)
 
 
 def _propose_template(checked: Checked, datasets: Sequence[Dataset], problems: Problems) -> bool:

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.strategy.strategies import Strategy, StrategyName
-from kit.system.errors import Problem, counted
+from kit.system.errors import counted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -136,20 +136,6 @@ def strategy_name(accelerator: "Accelerator") -> StrategyName:
     if accelerator.distributed_type == DistributedType.FSDP:
         return "fsdp2" if accelerator.is_fsdp2 else "fsdp1"
     return "ddp"
-
-
-def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
-    """Check that the strategy supports the MoE load-balancing (auxiliary) loss.
-
-    Router logits bypass the outputs of their layer. FSDP all-gathers a layer's weights when the backward pass reaches
-    its outputs, so the routers' backward pass would read freed weights: FSDP2 ends in a segmentation fault.
-    """
-    if not coefficient or not topology.strategy.shards:
-        return []
-    found = (
-        f"{coefficient:g} (the recipe's, or the model's own) under {topology.strategy.title}, which does not support it"
-    )
-    return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0; or --config ddp")]
 
 
 def gpu_memory(topology: Topology) -> int | None:

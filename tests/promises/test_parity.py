@@ -1,7 +1,11 @@
 """The topology does not change the maths: equal losses and gradient norms under any sharding."""
 
+import shutil
+
 import pytest
+import torch
 from helpers import matrix
+from transformers import MixtralConfig, MixtralForCausalLM
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +45,21 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(fin
             pairs = [(row.get(key), other.get(key)) for row, other in zip(run.rows, reference.rows, strict=True)]
             assert [a for a, _ in pairs if a] == pytest.approx([b for _, b in pairs if b], rel=1e-6), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name
+
+
+def test_the_load_balancing_loss_is_the_same_under_ddp_and_fsdp(finetune, fp32, model_folder, tmp_path):
+    """In equal micro-batches, on which it depends: of two packs, padded."""
+    base = shutil.copytree(model_folder, tmp_path / "base")
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_local_experts": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    MixtralForCausalLM(MixtralConfig(vocab_size=320, pad_token_id=0, **heads, **shape)).save_pretrained(base)
+    flags = {"model_name_or_path": base, "method": "full", "packing": True, "router_aux_loss_coef": 0.5}
+    of_ddp, *others = (finetune.ok(each, 2, config=fp32[each], **flags) for each in ("ddp", "fsdp", "fsdp1"))
+    for key in ("router_loss", "loss", "grad_norm"):
+        expected = [row[key] for row in of_ddp.rows]
+        for run in others:
+            assert [row[key] for row in run.rows] == pytest.approx(expected, rel=1e-6), (run.folder.name, key)
 
 
 def test_the_final_model_holds_the_frozen_weights_as_they_were(finetune, fp32, model_folder):

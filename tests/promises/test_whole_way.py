@@ -107,8 +107,6 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"compile": "yes", "topology": "fsdp1"}, "torch_compile: not supported with FSDP1"),
     ({"data": "messages|completion|ids|mixture", "long": "split"}, "conversations cannot be chunked"),
     ({"data": "text|ids", "answers": "generated"}, "predict_with_generate: .* has no prompts"),
-    ({"extra": "router", "topology": "fsdp"}, "router_aux_loss_coef: .* under FSDP2"),
-    ({"extra": "router", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
     ({"whole": "head", "tied": "yes"}, "are tied here, and peft"),
     ({"whole": "embedding", "tied": "yes", "family": "gpt2|bloom"}, "are tied here, and peft"),
     ({"whole": "embedding", "tied": "yes", "topology": "fsdp1"}, "head that trains next to adapters"),

@@ -118,15 +118,13 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         unread |= dict.fromkeys(("run_name", "project"), "no tracker is used")
     if not is_true(settings.get("streaming")):
         unread["shuffle_buffer_size"] = "streaming is off"
-    if draft.config == "fsdp":
-        unread["router_aux_loss_coef"] = "not supported with FSDP (MoE load-balancing loss)"
-        if OPTIMISERS[settings.get("optim", "adamw_torch")].bitsandbytes:
-            unread["optim"] = (
-                "bitsandbytes does not support sharded weights; with method full, --optim adamw_bf16 saves memory"
-            )
+    if draft.config == "fsdp" and OPTIMISERS[settings.get("optim", "adamw_torch")].bitsandbytes:
+        unread["optim"] = (
+            "bitsandbytes does not support sharded weights; with method full, --optim adamw_bf16 saves memory"
+        )
     for name in [name for name in unread if name in draft.values and name not in draft.typed]:
         value = draft.values.pop(name)
-        differs = name == "optim" or (name in ("cpo_alpha", "router_aux_loss_coef") and number(value))
+        differs = name == "optim" or (name == "cpo_alpha" and number(value))
         group = Group.TRAINING if differs else Group.NEEDLESS
         draft.leave(draft.sources.get(name, name), value, unread[name], group)
 
