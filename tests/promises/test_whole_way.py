@@ -115,9 +115,9 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"targets": "head", "tied": "yes"}, "an adapter on them cannot be merged"),
     ({"targets": "head", "whole": "head"}, "lora_modules_to_save"),
     ({"targets": "head", "tokens": "new|trained"}, "lm_head gets an adapter"),
-    ({"targets": "experts", "method": "oft"}, "only LoRA adapts fused experts"),
-    ({"targets": "experts", "method": "dora"}, "does not work with use_dora"),
-    ({"targets": "experts", "topology": "fsdp1"}, "an adapter on experts"),
+    ({"family": "mixtral", "targets": "experts", "method": "oft"}, "only LoRA adapts fused experts"),
+    ({"family": "mixtral", "targets": "experts", "method": "dora"}, "does not work with use_dora"),
+    ({"family": "mixtral", "targets": "experts", "topology": "fsdp1"}, "an adapter on experts"),
     ({"family": "gpt2", "method": "oft"}, "cannot adapt GPT2LMHeadModel with"),
     ({"objective": "grpo", "method": "full", "kl": "k2|k3", "topology": "fsdp1"}, "beta: under FSDP1 with method full"),
 ]
