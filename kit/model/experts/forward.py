@@ -72,11 +72,12 @@ def _forward(self: Any, hidden_states: torch.Tensor, *routing: torch.Tensor, **n
     dtype = torch.get_autocast_dtype(device.type) if autocasts else hidden_states.dtype
     grouped = is_grouped(device) and experts.config._experts_implementation != "eager"
     routes = Routes.of(top_k_index, experts.down_proj.shape[0], grouped)
-    x = take_rows(hidden_states.to(dtype), routes.order, routes.inverse, top_k_index.shape[-1])
+    # One name for what follows, so that each tensor is free once the next is there, if autograd keeps none of it.
+    y = take_rows(hidden_states.to(dtype), routes.order, routes.inverse, top_k_index.shape[-1])
     if experts.has_gate:
-        y = experts._apply_gate(_projected(x, experts, "gate_up_proj", adapters, routes))
+        y = experts._apply_gate(_projected(y, experts, "gate_up_proj", adapters, routes))
     else:
-        y = experts.act_fn(_projected(x, experts, "up_proj", adapters, routes))
+        y = experts.act_fn(_projected(y, experts, "up_proj", adapters, routes))
     y = _projected(y.to(dtype), experts, "down_proj", adapters, routes)
     if experts.has_post_expert_norm:
         y = experts.post_expert_norm(y)

@@ -47,8 +47,10 @@ class PackedExperts(torch.nn.Module):
         plain = self.dequantiser(packed.detach().reshape(-1).view(torch.uint8), x.dtype)
         y = x.new_empty(len(x), columns if is_transposed else rows)
         for experts, places in routes.runs(max(1, MAX_BYTES // (rows * columns * x.element_size()))):
-            matrices = plain(experts) if is_transposed else plain(experts).transpose(1, 2)
-            y[places] = products(x[places], matrices, routes, experts)
+            # Without a name, which would hold them beside those of the next run.
+            y[places] = products(
+                x[places], plain(experts) if is_transposed else plain(experts).transpose(1, 2), routes, experts
+            )
         return y
 
     def dequantiser(self, values: torch.Tensor, dtype: torch.dtype) -> Callable[[slice], torch.Tensor]:

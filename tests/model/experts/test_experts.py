@@ -1,5 +1,6 @@
 """Fused experts in 4 bits, and LoRA on them: the results of transformers and peft on the plain weights."""
 
+import weakref
 from copy import deepcopy
 from dataclasses import replace
 
@@ -98,11 +99,14 @@ def test_under_autocast_errors_are_no_larger_than_those_of_peft(experts):
 def test_few_experts_are_plain_at_a_time(experts, monkeypatch):
     model = experts("qwen3_moe")
     whole = results(experts("qwen3_moe"))
-    sizes = []
+    sizes, storages = [], []
 
     def record(values, state):
+        assert all(storage() is None for storage in storages), "plain weights of the last run"
         sizes.append(values.numel() * 2 * state.dtype.itemsize)
-        return dequantize_4bit(values, state)
+        plain = dequantize_4bit(values, state)
+        storages.append(weakref.ref(plain.untyped_storage()))
+        return plain
 
     largest = max(m.shape[1:].numel() * 4 for m in model.modules() if isinstance(m, PackedExperts))
     monkeypatch.setattr(packed, "MAX_BYTES", largest)
