@@ -5,12 +5,14 @@ they are the same for a model on meta and for one with weights.
 """
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
 from kit.model.adapters.qat import check_qat, describe_qat
 from kit.model.adapters.reach import unreached_parts
@@ -20,6 +22,7 @@ from kit.model.four_bit import quantised_on_meta
 from kit.model.layers.fp8_linear import check_fp8, describe_fp8
 from kit.system.errors import Problem
 
+_OF_WHOLE_MODULE = re.compile(r"\.(original_module|modules_to_save)\.")  # of peft: it trains as it is
 _LARGE_SHARE = 0.3  # of the parameters: embeddings and head of a 1B Llama are 21 %, those of most others less
 
 
@@ -63,7 +66,16 @@ def check_parts(
         yield from check_fp8(meta_model)
     if settings.qat:
         yield from check_qat(settings, meta_model)
-    if settings.method == "qlora" and not _count(quantised_on_meta(meta_model))["4-bit"]:
+    if settings.method != "qlora":
+        return
+    quantised = quantised_on_meta(meta_model)
+    in_4_bit = [f"{name}." for name, module in quantised.named_modules() if _is_in_4_bit(module)]
+    for target in settings.lora_modules_to_save or []:
+        holders = tuple(f"{full}." for full, _ in meta_model.named_modules() if matches(full, target))
+        if any(each.startswith(holders) for each in in_4_bit):
+            found = f"{target!r}, whose weights are in 4 bits with method qlora, and do not train"
+            yield Problem("lora_modules_to_save", found, fix="--method lora; or name it in --lora_target_modules")
+    if not in_4_bit:
         found = f"qlora would quantise none of the weights of {name}"
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
         unknown = sorted(linear - {"Linear"})
@@ -124,10 +136,10 @@ def _count(model: Any) -> "Counter[str]":
                 continue
             seen.add(id(parameter))
             kind, number = "other", parameter.numel()
-            if type(module).__name__ == "Linear4bit" and name == "weight":
-                kind, number = "4-bit", module.in_features * module.out_features
-            elif isinstance(module, PackedExperts):
+            if isinstance(module, PackedExperts):
                 kind, number = "4-bit", module.shape.numel()
+            elif _is_in_4_bit(module) and name == "weight":
+                kind, number = "4-bit", module.in_features * module.out_features
             elif of_adapter and of_adapter in prefix:
                 kind = "adapters"
             elif is_fused_expert(prefix, parameter):
@@ -135,6 +147,10 @@ def _count(model: Any) -> "Counter[str]":
             count[kind] += number
             count["trained"] += number if parameter.requires_grad else 0
     return count
+
+
+def _is_in_4_bit(module: Any) -> bool:
+    return isinstance(module, PackedExperts) or type(module).__name__ == "Linear4bit"
 
 
 def _counts(model: Any, count: "Counter[str]", num_base: int, method: str) -> list[str]:
@@ -157,7 +173,11 @@ def _adapted_layers(model: Any) -> Counter[str]:
 def _left_out_by_all_linear(base: Any, num_base: int) -> list[str]:
     lines = []
     with shown_as_parameters(base):
-        fused = [(name, each) for name, each in base.named_parameters() if is_fused_expert(name, each)]
+        fused = [
+            (name, each)
+            for name, each in base.named_parameters()
+            if is_fused_expert(name, each) and not _OF_WHOLE_MODULE.search(name)
+        ]
     if fused:
         number = sum(parameter.numel() for _, parameter in fused)
         names = dict.fromkeys(".".join(name.split(".")[-2:]) for name, _ in fused)

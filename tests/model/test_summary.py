@@ -60,6 +60,19 @@ def test_qlora_is_refused_if_it_would_quantise_nothing():
     assert problems("falcon", method="lora") == problems("llama", method="qlora") == ""
 
 
+@pytest.mark.parametrize("name", ["experts", "o_proj", "mlp"])
+def test_modules_in_4_bits_do_not_train_as_they_are(name):
+    whole = {"lora_target_modules": ["q_proj"], "lora_modules_to_save": [name, "gate"]}
+    text = problems("qwen3_moe", method="qlora", **whole)
+    assert f"lora_modules_to_save: '{name}', whose weights are in 4 bits" in text and "'gate'" not in text
+    assert problems("qwen3_moe", method="lora", **whole) == ""
+
+
+def test_experts_that_train_as_they_are_are_not_left_out():
+    lines = described("qwen3_moe", method="lora", lora_modules_to_save=["experts"])
+    assert "fused experts" not in str(lines)
+
+
 # Routers
 
 
