@@ -213,10 +213,20 @@ def passing(workload: Workload) -> int:
     shape, plain = workload.shape, workload.compute_bytes
     around = 1 if is_autocast(workload) else 5
     in_mlp = plain * (shape.intermediate_size + around * shape.hidden_size)
-    if shape.experts:  # the gradients of what is weighted, of its factors, and of the sum
-        in_mlp = plain * (3 * shape.experts.per_token + 1) * shape.hidden_size
+    if shape.experts:
+        in_mlp = plain * _passing_experts(workload) * shape.hidden_size
     if not workload.eager:
         return in_mlp
     in_softmax = 2 * plain if shape.has_sinks else 8 - (plain if workload.is_half else 0)
     softmax = in_softmax * shape.num_heads * workload.width
-    return max(in_mlp, softmax - feed_forward(workload))
+    return max(in_mlp, softmax - feed_forward(workload) - _adapters(workload, in_mlp=True))
+
+
+def _passing_experts(workload: Workload) -> int:
+    """States of a token that pass when what its experts give is weighted, in numbers of ``hidden_size``."""
+    experts = workload.shape.experts
+    assert experts
+    if workload.method != "full" and workload.shape.adapted_products(workload.lora_targets):
+        return 2 * experts.per_token + 3  # as the layer is computed again: the adapter's part, and the sum with it
+    # Gradients of the factors and of the sum; ``kit.model.experts`` has sorted what is weighted already.
+    return (2 if workload.method == "qlora" else 3) * experts.per_token + 1

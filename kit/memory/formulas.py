@@ -29,6 +29,7 @@ from kit.memory.activations import (
 from kit.memory.host import disk_bytes, host_bytes
 from kit.memory.sizes import (
     GRADIENT_BYTES,
+    MXFP4_BYTES,
     NF4_PACKED_BYTES,
     NF4_TABLE_BYTES,
     ORTHOGONALISED_BYTES,
@@ -57,6 +58,7 @@ TENSORS = (
 )
 TRAINABLE, FROZEN, FOUR_BIT, _, TEACHER, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
 CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "NCCL buffers", "fragmentation"
+EXPERTS_TOGETHER = 64 * 2**20  # ``MAX_BYTES`` of kit.model.experts.packed, which needs torch
 # Assumed: what CUDA, its kernels and the workspace of its matrix library take; the buffers of NCCL's channels for each
 # group; and fragmentation, as a fraction of transient allocations.
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
@@ -112,12 +114,14 @@ def _frozen(workload: Workload, shards: int) -> dict[str, float]:
     if workload.method == "full":
         return {FROZEN: workload.compute_bytes * workload.frozen_in_tower / shards}
     shape = workload.shape
-    four_bit = shape.linear_weights if workload.method == "qlora" else 0
+    four_bit = shape.matrices if workload.method == "qlora" else 0
     if four_bit and shape.tower:
         four_bit += shape.tower.linear_weights
+    in_mxfp4 = shape.in_mxfp4 if four_bit else 0  # scales included, it is sharded
+    in_nf4 = (four_bit - in_mxfp4) * (NF4_PACKED_BYTES / shards + NF4_TABLE_BYTES)
     return {
         FROZEN: workload.compute_bytes * (shape.num_parameters - four_bit) / shards,
-        FOUR_BIT: four_bit * (NF4_PACKED_BYTES / shards + NF4_TABLE_BYTES),
+        FOUR_BIT: in_nf4 + in_mxfp4 * MXFP4_BYTES / shards,
     }
 
 
@@ -277,8 +281,7 @@ def _gathered_layer(workload: Workload) -> float:
     shape, plain = workload.shape, workload.compute_bytes
     adapters = plain * workload.adapter_parameters / shape.num_layers
     if workload.method == "qlora":
-        in_16_bits = shape.layer_parameters - shape.layer_linear_weights
-        return 0.5 * shape.layer_linear_weights + plain * in_16_bits + adapters
+        return 0.5 * shape.layer_matrices + plain * shape.layer_vectors + adapters
     return plain * shape.layer_parameters + adapters
 
 
@@ -383,8 +386,12 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
     shape, tokens = workload.shape, workload.tokens
     experts = shape.experts.num_weights if shape.experts else 0
     matrix = 0 if experts else shape.hidden_size * shape.intermediate_size
+    dequantised = min(workload.compute_bytes * experts, EXPERTS_TOGETHER) if experts else 2 * matrix
+    if shape.in_mxfp4:  # transformers' function indexes a table with integers of 4 and 8 bytes
+        dequantised *= 5
     own = tokens * (kept(workload) + passing(workload))
-    dequantising = own if experts else tokens * (kept(workload) + 10 * shape.hidden_size)
+    while_dequantised = shape.intermediate_size + shape.hidden_size if experts else 5 * shape.hidden_size
+    dequantising = tokens * (kept(workload) + 2 * while_dequantised)
     if workload.tiled_mlp:
         in_tiles = min(tokens, TILE) * in_tile(workload)
         own = tokens * beside_tiles(workload) + in_tiles
@@ -425,7 +432,7 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             yield Counter(
                 {
                     ACTIVATIONS: dequantising + before,
-                    DEQUANTISED: 2 * matrix,
+                    DEQUANTISED: dequantised,
                     GRADIENTS: gradients,
                     GATHERED: gathered,
                 }

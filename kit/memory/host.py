@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from kit.memory.activations import offloaded
-from kit.memory.sizes import WEIGHT_BYTES
+from kit.memory.sizes import MXFP4_BYTES, WEIGHT_BYTES
 from kit.memory.workload import Workload
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -70,11 +70,12 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
         checkpoints = {"each checkpoint (all are kept)": _checkpoint(workload)}
     else:
         checkpoints = {"checkpoints": workload.num_checkpoints * _checkpoint(workload)}
-    own = workload.file_bytes * workload.shape.num_parameters
+    plain = workload.file_bytes * workload.shape.num_parameters
+    own = plain - int((workload.file_bytes - MXFP4_BYTES) * workload.shape.in_mxfp4)
     return {
         **checkpoints,
         # An adapter is in float32, a full model has the dtype of its files.
-        "final model": own if workload.method == "full" else WEIGHT_BYTES * workload.trainable_parameters,
+        "final model": plain if workload.method == "full" else WEIGHT_BYTES * workload.trainable_parameters,
         "base model's own files": own,
         **({"teacher's own files": workload.file_bytes * workload.teacher.num_parameters} if workload.teacher else {}),
     }

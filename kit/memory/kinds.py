@@ -68,12 +68,20 @@ def mixture(shape: Shape, values: Mapping[str, Any]) -> Shape:
     size, per_token = values.get("moe_intermediate_size") or shape.intermediate_size, values["num_experts_per_tok"]
     if not 0 < per_token <= number or size <= 0:
         raise ValueError(f"{per_token} of {number} experts of size {size}")
+    experts = Experts(
+        number=number,
+        per_token=per_token,
+        inputs=shape.hidden_size,
+        size=size,
+        has_bias=is_gpt_oss,
+        in_mxfp4=(values.get("quantization_config") or {}).get("quant_method") == "mxfp4",
+    )
     return replace(
         shape,
         intermediate_size=per_token * size,
         own_linears=shape.linears[:4],
         own_vectors=shape.num_heads if is_gpt_oss else 0,
-        experts=Experts(number=number, per_token=per_token, inputs=shape.hidden_size, size=size, has_bias=is_gpt_oss),
+        experts=experts,
     )
 
 

@@ -46,6 +46,7 @@ class Experts:
     inputs: int
     size: int  # of the feed-forward part of each
     has_bias: bool = False  # experts and router
+    in_mxfp4: bool = False  # in the model's own files, and with qlora
 
     @property
     def products(self) -> tuple[Linear, Linear]:
@@ -229,6 +230,11 @@ class Shape:
     def multiplied(self) -> int:
         """The same with those that a token is multiplied by."""
         return self._of_layers("layer_multiplied")
+
+    @property
+    def in_mxfp4(self) -> int:
+        """Weights that the model's own files hold in MXFP4."""
+        return sum(n * kind.experts.num_weights for n, kind in self.kinds if kind.experts and kind.experts.in_mxfp4)
 
     def _of_layers(self, name: str) -> int:
         of_layers = sum(number * getattr(kind, name) for number, kind in self.kinds)

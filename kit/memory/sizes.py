@@ -17,6 +17,7 @@ ORTHOGONALISED_BYTES = 12  # of muon at most, for each weight of the matrix that
 # these scales.
 NF4_PACKED_BYTES = 1 / 2
 NF4_TABLE_BYTES = 1 / 64 + 4 / (64 * 256)
+MXFP4_BYTES = 1 / 2 + 1 / 32  # with a scale of one byte for 32 weights
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 

@@ -9,12 +9,14 @@ from helpers import ROOT
 
 from kit.config.recipe import Recipe
 from kit.memory.families import shape_of
-from kit.memory.formulas import predict
+from kit.memory.formulas import EXPERTS_TOGETHER, predict
 from kit.memory.workload import Workload
+from kit.model.experts.packed import MAX_BYTES
 from kit.strategy.strategies import FSDP2, OFFLOAD, SINGLE
 from kit.tools.plan.models import find_shape
 
 GIB = 2**30
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 # GiB of tensors at the peak of a step of 1 and of 3 micro-batches, by
 # benchmarks.simulation.simulate.simulate(workload)
 SIMULATED = [
@@ -64,11 +66,17 @@ def test_what_saves_memory_saves_what_the_simulation_shows():
 def test_experts_take_what_the_simulation_shows():
     """Four layers of each, with 8,192 tokens. Fused experts are most of the weights, and FSDP gathers whole layers."""
     eight, on_all = {"strategy": FSDP2, "num_gpus": 8}, {"gradient_checkpointing": False}
+    adapted = {"lora_targets": (*ATTENTION, "experts.gate_up_proj", "experts.down_proj")}
     for shape, method, length, fields, simulated in (
         ("qwen3-30b-a3b", "full", 2048, eight, 10.829),
         ("qwen3-30b-a3b", "full", 2048, eight | on_all | {"micro_batches": 1}, 10.670),
         ("qwen3-30b-a3b", "lora", 4096, eight | on_all, 5.544),
         ("qwen3-30b-a3b", "lora", 4096, {"gradient_checkpointing": "selective"}, 6.618),
+        ("qwen3-30b-a3b", "lora", 4096, adapted, 6.553),
+        ("qwen3-30b-a3b", "qlora", 2048, {}, 1.690),
+        ("qwen3-30b-a3b", "qlora", 4096, on_all, 3.520),
+        ("qwen3-30b-a3b", "qlora", 8192, adapted, 4.141),
+        ("qwen3-30b-a3b", "qlora", 4096, adapted | eight, 1.997),
         ("gpt-oss-20b", "full", 1024, eight, 14.313),
         ("gpt-oss-20b", "lora", 2048, on_all, 10.625),
     ):
@@ -77,17 +85,35 @@ def test_experts_take_what_the_simulation_shows():
         assert planned == pytest.approx(simulated, rel=0.02), (shape, method, fields)
 
 
+def test_experts_in_4_bits_take_half_a_byte_and_few_are_plain_at_a_time():
+    """Qwen3 30B-A3B has 29.0B weights in experts, 19.1B of gpt-oss 20B have the MXFP4 of its files."""
+    base = workload("qwen3-30b-a3b", "lora", length=512)
+    base = replace(base, shape=replace(base.shape, vocab_size=8192))  # else the peak is in the loss head
+    plain, packed = (predict(replace(base, method=method)).components for method in ("lora", "qlora"))
+    of_experts, of_attention = 48 * 128 * 3 * 2048 * 768, 48 * 2 * 2048 * (4096 + 512)
+    nf4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+    assert packed["4-bit weights"] == pytest.approx((of_experts + of_attention) * nf4, abs=1)
+    assert plain["frozen weights"] - packed["frozen weights"] == 2 * (of_experts + of_attention)
+    assert packed["dequantised weights"] == EXPERTS_TOGETHER == MAX_BYTES  # a layer's experts are 1,152 MiB
+    gpt = predict(workload("gpt-oss-20b", "qlora"))
+    of_experts, of_attention = 24 * 32 * 3 * 2880**2, 24 * 2 * 2880 * (4096 + 512)
+    in_4_bits = of_experts * 17 / 32 + of_attention * nf4
+    assert gpt.components["4-bit weights"] == pytest.approx(in_4_bits, abs=1)
+    others = 20_914_757_184 - of_experts  # what the files hold in bf16
+    assert gpt.disk["base model's own files"] == pytest.approx(of_experts * 17 / 32 + 2 * others, abs=1)
+
+
 def test_adapters_on_experts_are_of_all_and_what_they_keep_of_those_that_a_token_reaches():
-    names = ("q_proj", "k_proj", "v_proj", "o_proj", "experts.gate_up_proj", "experts.down_proj")
+    names = (*ATTENTION, "experts.gate_up_proj", "experts.down_proj")
     adapted = workload("qwen3-30b-a3b", "qlora", lora_r=4, lora_targets=names, rows=2)
-    without = replace(adapted, lora_targets=names[:4])
+    without = replace(adapted, lora_targets=ATTENTION)
     assert adapted.adapter_parameters - without.adapter_parameters == 48 * 128 * 4 * (2048 + 2 * 768 + 768 + 2048)
     assert adapted.adapter_of_token - without.adapter_of_token == 48 * 8 * 4 * (2048 + 2 * 768 + 768 + 2048)
     # In the backward pass of a layer: sorted copies of both inputs, and the results of both first factors.
-    more = predict(adapted).components["activations"] - predict(without).components["activations"]
-    assert more == 2 * adapted.tokens * 8 * (2048 + 768 + 4 + 4)
     dropped = predict(replace(adapted, lora_dropout=True)).components["activations"]
-    assert dropped > predict(adapted).components["activations"] + adapted.tokens * 8 * (2048 + 768)
+    kept = predict(adapted).components["activations"]
+    assert kept - predict(without).components["activations"] > 2 * adapted.tokens * 8 * (2048 + 768 + 4 + 4)
+    assert dropped > kept + adapted.tokens * 8 * (2048 + 768)
 
 
 def test_a_rollout_takes_what_was_measured():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kit.config.optimisers import OPTIMISERS
 from kit.memory.activations import exchanged_kv_size, kept_by_all, offloaded
-from kit.memory.formulas import cache_bytes, chunk_tokens
+from kit.memory.formulas import EXPERTS_TOGETHER, cache_bytes, chunk_tokens
 from kit.memory.operations import operations_per_token, orthogonalising_operations
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GB, Gpu
@@ -38,6 +38,7 @@ LAUNCHES = {
     "lora": ((67, 130), (45, 56.5)),
     "qlora": ((74, 144), (52, 70.5)),
 }
+RUN_LAUNCHES = 4  # of experts that are dequantised together, at least
 CHUNK_LAUNCHES = (20, 28)  # of a chunk of the loss head, if it is frozen and if it trains
 
 
@@ -106,7 +107,7 @@ def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
     """
     assert gpu.bandwidth is not None
     shape = workload.shape
-    in_4_bits = shape.linear_weights if workload.method == "qlora" else 0
+    in_4_bits = shape.matrices if workload.method == "qlora" else 0
     read = workload.compute_bytes * shape.num_parameters + 2.5 * in_4_bits + cache_bytes(workload) / 2
     launches = shape.num_layers * LAUNCHES[workload.method][0][0]
     calls = math.ceil(workload.rows * workload.micro_batches / workload.generated_rows)
@@ -121,6 +122,11 @@ def _launches(workload: Workload) -> float:
     passes = 1 + workload.passes + (1 if workload.gradient_checkpointing else 0)
     chunks = math.ceil(workload.tokens / chunk_tokens(workload)) * (1 + workload.passes)
     layers = workload.shape.num_layers * (forward * passes + backward)
+    if workload.method == "qlora" and (experts := workload.shape.experts):
+        runs = sum(
+            math.ceil(experts.number / max(1, EXPERTS_TOGETHER // (2 * each.num_weights))) for each in experts.products
+        )
+        layers += workload.shape.num_layers * RUN_LAUNCHES * runs * (passes + 1)
     return workload.micro_batches * (layers + chunks * CHUNK_LAUNCHES[workload.method == "full"])
 
 
@@ -158,7 +164,7 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     if workload.method != "full":
         layers += workload.compute_bytes * trained
     if workload.method == "qlora":
-        layers -= (workload.compute_bytes - 0.5) * shape.linear_weights
+        layers -= (workload.compute_bytes - 0.5) * shape.matrices
     # Head and last norm stay gathered until the end of the next backward pass, and so does an embedding that is tied.
     embedding = 0 if shape.tied else workload.compute_bytes * shape.embedding_parameters
     once = workload.compute_bytes * shape.root_parameters - embedding
@@ -189,9 +195,9 @@ def _optimiser_bytes(workload: Workload) -> float:
     passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
     shape = workload.shape
     if workload.method == "qlora":  # each pass reads 4 bits, writes 16, and the product reads them
-        moved += passes * workload.micro_batches * 4.5 * shape.linear_weights
-    # An expert has so few tokens that reading its weights takes longer than multiplying by them.
-    moved += passes * workload.micro_batches * workload.compute_bytes * (shape.matrices - shape.linear_weights)
+        moved += passes * workload.micro_batches * 4.5 * shape.matrices
+    else:  # an expert has so few tokens that reading its weights takes longer than multiplying by them
+        moved += passes * workload.micro_batches * workload.compute_bytes * (shape.matrices - shape.linear_weights)
     return moved
 
 
