@@ -50,6 +50,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "experts, lora, fsdp": {"method": "lora", "shape": "qwen3-30b-a3b", **EIGHT},
     "experts, full, fsdp": {"method": "full", "shape": "gpt-oss-20b", "eager": True, **EIGHT, "length": 1024},
+    "experts, qlora, adapted": {
+        "method": "qlora",
+        "shape": "qwen3-30b-a3b",
+        "lora_targets": ("q_proj", "v_proj", "experts.gate_up_proj", "experts.down_proj"),
+    },
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 

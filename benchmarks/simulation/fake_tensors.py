@@ -21,7 +21,11 @@ from transformers.quantizers import AutoHfQuantizer
 import kit.model.layers.activation_offload
 import kit.model.layers.attention
 from benchmarks.simulation.meter import Meter
+from kit.model.experts.packed import packable
+from kit.model.experts.products import Routes
 from kit.model.pretrained.classes import auto_class
+
+OF_EXPERTS = {"compress_statistics": True, "quant_type": "nf4", "blocksize": 64}
 
 
 def teach_fake_tensors(meter: Meter) -> None:
@@ -36,6 +40,7 @@ def teach_fake_tensors(meter: Meter) -> None:
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         auto.from_pretrained = staticmethod(make_model)  # type: ignore[method-assign, assignment]
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
+    Routes.counts = property(_counts)  # type: ignore[assignment]
     meter.watch_resizes()
     for name in ("__init__", "__getitem__", "_flatten"):  # of the groups of hybrid sharding
         _with_real_tensors(device_mesh.DeviceMesh, name)
@@ -103,6 +108,14 @@ def _address(self: Any) -> int:
 def _tolist(self: Any) -> Any:
     host = self.cpu()  # the device is read once, not once an element
     return host.item() if not host.dim() else [_tolist(row) if row.dim() else row.item() for row in host]
+
+
+def _counts(self: Any) -> list[int]:
+    """As if all experts of a layer had the same number of tokens; the host waits once for that of each."""
+    if "read" not in vars(self):
+        self.read = self.ends.cpu()
+    each, rest = divmod(len(self.experts), len(self.ends))
+    return [each + (i < rest) for i in range(len(self.ends))]
 
 
 def _move(parameters: list[Any], buffers: list[Any], device: torch.device) -> None:
@@ -204,8 +217,13 @@ def make_model(
                 continue
             if parameter not in made:
                 empty = torch.empty(parameter.shape, dtype=dtype, device=device)
-                is_4bit = key == "weight" and hasattr(module, "quant_state")
-                made[parameter] = quantised(module, empty) if is_4bit else torch.nn.Parameter(empty)
+                if key == "weight" and hasattr(module, "quant_state"):
+                    made[parameter] = quantised(empty, module.weight)
+                    module.quant_state = made[parameter].quant_state
+                elif quantization_config and key in packable(module):
+                    made[parameter] = quantised(empty, SimpleNamespace(**OF_EXPERTS, quant_storage=dtype))
+                else:
+                    made[parameter] = torch.nn.Parameter(empty)
             module._parameters[key] = made[parameter]
         for key, buffer in module._buffers.items():
             if buffer is not None:
@@ -215,17 +233,19 @@ def make_model(
     return model.eval(), {"missing_keys": []}
 
 
-def quantised(module: Any, weight: Any) -> Any:
-    """Quantise ``weight`` by bitsandbytes' own code, whose kernels run by shape, for a module on meta."""
-    old = module.weight
-    packed, module.quant_state = bitsandbytes.functional.quantize_4bit(
-        weight, compress_statistics=old.compress_statistics, quant_type=old.quant_type, quant_storage=old.quant_storage
+def quantised(weight: Any, like: Any) -> Any:
+    """Quantise ``weight`` by bitsandbytes' own code, whose kernels run by shape, as ``like`` says: a parameter."""
+    packed, quant_state = bitsandbytes.functional.quantize_4bit(
+        weight,
+        compress_statistics=like.compress_statistics,
+        quant_type=like.quant_type,
+        quant_storage=like.quant_storage,
     )
     parameter: Any = torch.nn.Parameter(packed, requires_grad=False)
     parameter.__class__ = Params4bit
     for name in ("quant_type", "compress_statistics", "blocksize", "quant_storage"):
-        setattr(parameter, name, getattr(old, name))
-    parameter.quant_state, parameter.bnb_quantized = module.quant_state, True
+        setattr(parameter, name, getattr(like, name))
+    parameter.quant_state, parameter.bnb_quantized = quant_state, True
     return parameter
 
 
