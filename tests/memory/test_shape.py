@@ -12,8 +12,13 @@ from kit.tools.plan.models import SHAPES, find_shape
 
 @pytest.mark.slow
 def test_every_shipped_shape_has_the_parameters_of_its_real_class():
+    """And those that qlora puts into 4 bits, fused experts among them, routers not."""
     import torch
+    from bitsandbytes.nn import Linear4bit
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from kit.model.experts.packed import PackedExperts
+    from kit.model.four_bit import quantised_on_meta
 
     for path in sorted(SHAPES.glob("*/config.json")):
         shape, config = find_shape(path.parent.name), AutoConfig.from_pretrained(path.parent)
@@ -29,6 +34,8 @@ def test_every_shipped_shape_has_the_parameters_of_its_real_class():
         linear = {name.rpartition(".")[2]: m for name, m in of_layer if isinstance(m, torch.nn.Linear)}
         found = {name: (m.in_features, m.out_features, m.bias is not None) for name, m in linear.items()}
         assert found == {each.name: (each.inputs, each.outputs, each.bias) for each in shape.linears}, path.parent.name
+        packed = [m for m in quantised_on_meta(model).modules() if isinstance(m, Linear4bit | PackedExperts)]
+        assert sum(m.weight.numel() for m in packed) == 2 * shape.layer_matrices, path.parent.name
 
 
 @pytest.mark.slow
