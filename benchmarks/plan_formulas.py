@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora, offload": {"method": "lora", "strategy": OFFLOAD, "num_gpus": 8, "micro_batches": 1},
     "lora, eager": {"method": "lora", "shape": "gemma-2-2b", "eager": True, "gradient_checkpointing": False},
     "qlora, ddp": {"method": "qlora", "strategy": DDP, "num_gpus": 8},
+    "qlora, fp16": {"method": "qlora", "gradient_checkpointing": False, "mixed_precision": "fp16"},
     "dpo, lora, fsdp": {"objective": "dpo", "method": "lora", **EIGHT, "length": 1024},
     "dpo, lora, none": {"objective": "dpo", "method": "lora", "gradient_checkpointing": False, "length": 1024},
     "dpo, full, packs": {"objective": "dpo", "method": "full", **EIGHT, "packing": True, "length": 1024},

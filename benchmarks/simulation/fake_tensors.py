@@ -94,10 +94,11 @@ def take_kernels_of_cuda() -> None:
     """Let fake tensors on the CPU take the attention kernels of CUDA, or those that hold the same.
 
     Packs take CUDA's kernel for variable lengths. Rows take the CPU's flash attention, which torch chooses by itself;
-    it holds what CUDA's flash and memory-efficient kernels hold. In float32 heads of keys are repeated, as on CUDA.
+    it holds what CUDA's flash and memory-efficient kernels hold. In float32, and in fp16, which stands for GPUs without
+    bf16, heads of keys are repeated, as on CUDA.
     """
-    half = (torch.bfloat16, torch.float16)
-    kit.model.layers.attention.has_kernel = lambda query: kit.model.layers.attention.computed_dtype(query) in half
+    computed_dtype = kit.model.layers.attention.computed_dtype
+    kit.model.layers.attention.has_kernel = lambda query: computed_dtype(query) == torch.bfloat16
     kit.model.layers.attention.takes_groups = lambda key: kit.model.layers.attention.has_kernel(key)
 
 
