@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
         "shape": "qwen3-30b-a3b",
         "lora_targets": ("q_proj", "v_proj", "experts.gate_up_proj", "experts.down_proj"),
     },
+    "experts in MXFP4": {"method": "qlora", "shape": "gpt-oss-20b", "eager": True},
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 

@@ -15,15 +15,17 @@ from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fully_shard
 from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers import AutoHfQuantizer
 
 import kit.model.layers.activation_offload
 import kit.model.layers.attention
 from benchmarks.simulation.meter import Meter
+from kit.model.experts.mxfp4 import GROUP, GROUP_BYTES
 from kit.model.experts.packed import packable
 from kit.model.experts.products import Routes
 from kit.model.pretrained.classes import auto_class
+from kit.model.pretrained.dequantise import in_mxfp4
 
 OF_EXPERTS = {"compress_statistics": True, "quant_type": "nf4", "blocksize": 64}
 
@@ -221,6 +223,10 @@ def make_model(
                 if key == "weight" and hasattr(module, "quant_state"):
                     made[parameter] = quantised(empty, module.weight)
                     module.quant_state = made[parameter].quant_state
+                elif quantization_config and key in packable(module) and in_mxfp4(AutoConfig.from_pretrained(name)):
+                    number, rows, columns = empty.shape
+                    groups = empty.new_empty(number, columns, rows // GROUP, GROUP_BYTES, dtype=torch.uint8)
+                    made[parameter] = torch.nn.Parameter(groups, requires_grad=False)
                 elif quantization_config and key in packable(module):
                     made[parameter] = quantised(empty, SimpleNamespace(**OF_EXPERTS, quant_storage=dtype))
                 else:

@@ -7,6 +7,7 @@ import torch
 from benchmarks.simulation.gradients import all_gradients
 from benchmarks.simulation.meter import Meter
 from benchmarks.simulation.storages import GRADIENTS
+from kit.model.experts.mxfp4 import Mxfp4Experts
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -26,6 +27,8 @@ def _label_4bit(meter: Meter, model: torch.nn.Module, component: str) -> None:
         if state is not None:
             tables = [value for part in (state, state.state2) for value in vars(part).values()]
             meter.hold([module.weight, *tables], component)
+        elif isinstance(module, Mxfp4Experts):
+            meter.hold([module.weight], component)
 
 
 def label_storages(meter: Meter, prepared: "Prepared") -> None:

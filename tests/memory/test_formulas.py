@@ -79,6 +79,7 @@ def test_experts_take_what_the_simulation_shows():
         ("qwen3-30b-a3b", "qlora", 4096, adapted | eight, 1.997),
         ("gpt-oss-20b", "full", 1024, eight, 14.313),
         ("gpt-oss-20b", "lora", 2048, on_all, 10.625),
+        ("gpt-oss-20b", "qlora", 2048, {}, 3.395),
     ):
         of = workload(shape, method, length=length, **{"micro_batches": 2, "device_memory": 24 * GIB} | fields)
         planned = predict(replace(of, shape=replace(of.shape, num_layers=4, vocab_size=8192))).tensors / GIB
