@@ -92,7 +92,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
             # autocast, weights and inputs have one dtype anyway.
             module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
     if settings.adapter_type == "lora":
-        install_expert_lora(adapted, 0.0 if settings.adapter_name_or_path else settings.lora_dropout)
+        install_expert_lora(adapted, settings.lora_dropout)  # of a saved one the config cannot hold it
         install_lora_linear(adapted)
     return adapted
 

@@ -148,6 +148,19 @@ def test_dropout_drops_the_input_of_experts_in_training_only(experts):
         assert not torch.allclose(plain, model(input_ids=ids).logits, atol=1e-4)
 
 
+def test_dropout_is_that_of_the_flag_where_a_saved_adapter_is_continued(experts, tmp_path):
+    saved = experts("qwen3_moe", method="lora", lora_dropout=0.5)
+    saved.save_pretrained(tmp_path / "adapter")
+    ids = torch.arange(5, 45).view(2, 20)
+    for dropout in (0, 0.5):
+        model = experts(
+            "qwen3_moe", adapter_name_or_path=str(tmp_path / "adapter"), method="lora", lora_dropout=dropout
+        )
+        with torch.no_grad():
+            differ = not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+        assert differ == bool(dropout)
+
+
 def test_dropout_is_refused_where_the_family_computes_its_experts_itself(recipe, tmp_path):
     AutoModelForCausalLM.from_config(tiny_config("llama4_text")).save_pretrained(tmp_path)
     options = {"lora_target_modules": ["q_proj", "experts.down_proj"], "lora_dropout": 0.1, "max_length": 64}
