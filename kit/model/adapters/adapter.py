@@ -128,9 +128,8 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
         options = {
             "r": settings.lora_r,
             "lora_alpha": settings.lora_alpha,
-            "lora_dropout": 0.0
-            if parameters
-            else settings.lora_dropout,  # peft refuses it there, and would not open it
+            # On parameters peft refuses dropout, and would not open the adapter again: ``install_expert_lora`` adds it.
+            "lora_dropout": 0.0 if parameters else settings.lora_dropout,
             "target_parameters": parameters or None,
             "init_lora_weights": True if settings.init_lora_weights == "default" else settings.init_lora_weights,
             "use_rslora": settings.use_rslora,
