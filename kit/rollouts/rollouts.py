@@ -18,7 +18,7 @@ from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import pad_id
-from kit.rollouts.advantages import advantages
+from kit.rollouts.advantages import add_advantages, kl_in_reward
 from kit.rollouts.environment import SingleTurn
 from kit.rollouts.generation import Request
 from kit.rollouts.rollout_metrics import lengths, measured, shown
@@ -72,18 +72,23 @@ class Rollouts:
             self._sampler.publish(step)
             num_taken = self._num_taken
             try:
-                self._trajectories = self._roll_out()
+                groups = self._roll_out()
+                self._trajectories = [
+                    each for group in groups for each in group if np.isfinite(each.reward) or not recipe.rewards
+                ]
                 if published := self._sampler.published:
                     self._metrics |= check_sampler(self._policy, self._collator, self._trajectories, train, published)
             except BaseException:
                 self._num_taken = num_taken  # a rollout that ends early begins again
                 self._environment.close()
                 raise
-        if is_new and recipe.num_iterations > 1:
+        if is_new and (recipe.num_iterations > 1 or kl_in_reward(recipe)):
             self._add_logps("old_logps")
         if is_new and recipe.beta:
             with self._policy.reference():
                 self._add_logps("reference_logps")
+        if is_new and recipe.rewards:
+            add_advantages(groups, recipe)
         samples = self._samples()
         return replace(
             counted(samples, np.arange(len(samples)), len(train.stores)),
@@ -129,13 +134,13 @@ class Rollouts:
         for i, values in self._samples().compute_logps(self._policy, self._collator).items():
             self._trajectories[i].logps[name] = values
 
-    def _roll_out(self) -> list[Trajectory]:
-        """Return the trajectories of a batch with their advantages, and set ``_metrics``."""
+    def _roll_out(self) -> list[list[Trajectory]]:
+        """Return the groups of a rollout, and set ``_metrics``."""
         recipe = self._recipe
         if not recipe.rewards:
             groups = self._sample(self._num_taken)
             self._num_taken += 1
-            return list(chain.from_iterable(groups))
+            return groups
         wanted = recipe.global_batch_size // recipe.num_generations
         groups = []
         without_variance: list[list[Trajectory]] = []  # zero reward variance; a group without rewards is in neither
@@ -144,11 +149,8 @@ class Rollouts:
             batch = self._sample(self._num_taken)
             self._num_taken += 1
             sampled += batch
-            rewards = np.array([[each.reward for each in group] for group in batch])
-            for group, values in zip(batch, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
-                for each, value in zip(group, values, strict=True):
-                    each.advantage = value
-                if any(values):
+            for group, values in zip(batch, add_advantages(batch, recipe), strict=True):
+                if values.any():
                     groups.append(group)
                 elif any(np.isfinite(each.reward) for each in group):
                     without_variance.append(group)
@@ -163,7 +165,7 @@ class Rollouts:
         # Groups of zero variance count in the divisors, as in the papers; with dynamic sampling there should be none.
         if not recipe.dynamic_sampling or not groups:
             groups += without_variance[: wanted - len(groups)]
-        return [each for group in groups for each in group if np.isfinite(each.reward)]
+        return groups
 
     def _sample(self, number: int) -> list[list[Trajectory]]:
         """Sample a batch of prompts. Returns a group of trajectories for each prompt, and sets ``_metrics``."""

@@ -68,6 +68,11 @@ class Trajectory:
         return np.concatenate([np.full(len(ids), weight, np.float32) for ids, weight in self.segments])
 
     @property
+    def kl(self) -> float:
+        """The log-ratio of its actions, log old - log reference; 0 if it has none."""
+        return float(np.sum(self.logps.get("old_logps", [])) - np.sum(self.logps.get("reference_logps", [])))
+
+    @property
     def num_written(self) -> int:
         """The tokens of its actions."""
         return sum(len(ids) for ids, weight in self.segments if weight)

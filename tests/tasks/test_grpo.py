@@ -8,7 +8,8 @@ import torch
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
-from kit.rollouts.advantages import advantages
+from kit.rollouts.advantages import add_advantages, advantages, gdpo_advantages
+from kit.rollouts.trajectories import Segment, Trajectory
 from kit.tasks.grpo.loss import PolicyLoss
 
 LENGTHS = [3, 1, 4, 2, 5, 2]  # of the answers to two prompts
@@ -66,7 +67,7 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator, cap):
             losses = clipped(ratio)
         drift = (old - engine).sum() if kind in ("gspo", "rloo") else old - engine
         weights = drift.exp().clamp(max=cap) if cap else 1.0
-        answers.append(losses * weights + beta * kl)
+        answers.append(losses * weights + (0 if kind == "rloo" else beta * kl))
     if kind in ("dapo", "cispo"):
         return torch.cat(answers).mean()
     if kind == "dr_grpo":
@@ -80,8 +81,6 @@ def test_loss_and_gradient_are_those_of_the_paper(kind):
         *((None, 0.0, "k3", None), (0.5, 0.3, "k2", None), (0.28, 0.04, "k2", 1.3), (None, 0.1, "k3", None)),
         (None, 0.0, "k3", 1.2),
     ):
-        if kind == "rloo" and beta:  # refused
-            continue
         settings = ObjectiveSettings(
             objective="grpo",
             policy_loss=kind,
@@ -135,3 +134,44 @@ def test_advantages_are_those_of_the_papers_and_an_answer_without_reward_takes_n
     assert advantages(rewards, "dr_grpo")[0] == pytest.approx([0.5, -0.5, -0.5, 0.5])
     assert advantages(rewards, "rloo")[0] == pytest.approx([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])
     assert advantages(rewards, "rloo")[2] == pytest.approx([3.0, 0.0, -1.5, -1.5])
+
+
+def test_scale_rewards_divides_by_the_standard_deviation_of_the_group_of_the_batch_or_not_at_all():
+    rewards = np.array([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0], [3.0, np.nan, 0.0, 0.0]])
+    centred = np.array([[0.5, -0.5, -0.5, 0.5], [0, 0, 0, 0], [2.0, 0.0, -1.0, -1.0]])
+    std = np.std([1.0, 0, 0, 1, 2, 2, 2, 2, 3, 0, 0], ddof=1)
+    for kind in ("dapo", "dr_grpo"):
+        assert advantages(rewards, kind, "none") == pytest.approx(centred)
+        assert advantages(rewards, kind, "batch") == pytest.approx(centred / (std + 1e-4))
+        assert (advantages(rewards, kind, "group") == advantages(rewards, "grpo")).all()
+
+
+def test_gdpo_normalises_each_reward_in_its_group_before_the_sum_and_the_sum_over_the_batch():
+    draws, weights = np.random.default_rng(0), (1.0, 0.5, -2.0)
+    rewards = draws.normal(size=(3, 4, 3)) * (1.0, 100.0, 1e-2)
+    rewards[0, :, 1] = 7.0  # no variance
+    rewards[2] = 1.0
+    rewards[1, 2, 0] = np.nan
+    known = np.ones((3, 4), bool)
+    known[1, 2] = False
+    total = np.zeros((3, 4))
+    for p in range(3):
+        for k in range(3):
+            own = rewards[p, known[p], k]
+            total[p, known[p]] += weights[k] * (own - own.mean()) / (own.std(ddof=1) + 1e-4)
+    wanted = np.where(known, (total - total[known].mean()) / (total[known].std(ddof=1) + 1e-4), 0)
+    assert gdpo_advantages(rewards, weights) == pytest.approx(wanted, abs=1e-12)
+    assert not gdpo_advantages(rewards, weights)[2].any()  # exactly: dynamic sampling replaces the group
+
+
+def test_rloo_subtracts_beta_times_the_log_ratio_of_the_whole_completion_from_its_reward():
+    rewards = [1.0, 0.0, 0.5, np.nan]
+    group = [Trajectory((0, 0, k), [Segment([1], 0.0)], True, [r], r) for k, r in enumerate(rewards)]
+    settings = ObjectiveSettings(objective="grpo", policy_loss="rloo", beta=0.05)
+    assert add_advantages([group], settings)[0] == pytest.approx([0.75, -0.75, 0, 0])
+    for each, old, reference in zip(group[:3], OLD, REFERENCE, strict=False):
+        each.logps = {"old_logps": old.tolist(), "reference_logps": reference.tolist()}
+    shaped = [r - 0.05 * (o - n).sum().item() for r, o, n in zip(rewards[:3], OLD, REFERENCE, strict=False)]
+    wanted = [r - np.mean([other for j, other in enumerate(shaped) if j != i]) for i, r in enumerate(shaped)]
+    assert add_advantages([group], settings)[0] == pytest.approx([*wanted, 0])
+    assert [each.advantage for each in group] == pytest.approx([*wanted, 0])

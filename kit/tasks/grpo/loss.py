@@ -41,7 +41,8 @@ class PolicyLoss(Objective):
 
     KL penalty: beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
     log pi, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html. k1, -d, would in a
-    loss pull towards nothing: https://arxiv.org/abs/2510.01555.
+    loss pull towards nothing: https://arxiv.org/abs/2510.01555. In rloo beta times k1 of old, summed over a completion,
+    is subtracted from its reward instead: https://arxiv.org/abs/2402.14740.
 
     A vLLM server rounds differently, so that its samples come from another policy than old. Truncated importance
     sampling corrects this mismatch: with ``vllm_importance_sampling_cap`` C each token's loss, without the KL, is
@@ -98,9 +99,12 @@ class PolicyLoss(Objective):
         kl = torch.zeros_like(logps)
         if reference is not None:
             difference = in_float64(reference).to(logps) - logps
-            is_k2 = self.settings.kl_estimator == "k2"
-            kl = difference**2 / 2 if is_k2 else difference.exp() - difference - 1
-            term = term + self.settings.reward_scale * total(kl)
+            if kind == "rloo":
+                kl = -difference
+            else:
+                is_k2 = self.settings.kl_estimator == "k2"
+                kl = difference**2 / 2 if is_k2 else difference.exp() - difference - 1
+                term = term + self.settings.reward_scale * total(kl)
         with torch.no_grad():
             clipped = [(ratios < low) & (advantages < 0), (ratios > high) & (advantages > 0)]
             clipped.append(weights.eq(self.settings.vllm_importance_sampling_cap or torch.inf).expand_as(logps))

@@ -33,6 +33,14 @@ class GrpoSettings(BaseModel):
         10.0, "grpo: timeout of one reward call; completions whose reward times out are dropped", "seconds", gt=0
     )
     num_generations: int = identity_option(8, "grpo: completions per prompt (group size)", "completions", ge=2)
+    scale_rewards: Literal["group", "batch", "none"] | None = identity_option(
+        None,
+        "grpo: divide advantages by the standard deviation of the group or batch; default: none with dr_grpo and rloo, "
+        "else group",
+    )
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = identity_option(
+        "sum_then_normalize", "grpo: normalize_then_sum (GDPO) gives each reward its own advantages and sums these"
+    )
     num_iterations: int = identity_option(1, "grpo: optimiser steps on the same rollout", "steps", ge=1)
     policy_loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"] = identity_option(
         "dapo", "grpo: loss variant and its normalisation"
@@ -94,10 +102,25 @@ RULES = (
         "make it a multiple of num_generations",
     ),
     Rule(
-        "beta policy_loss",
-        lambda r: r.beta and r.policy_loss == "rloo",
-        "{r.beta:g} with policy_loss rloo, which subtracts the KL penalty from rewards; this kit adds it to the loss",
+        "kl_estimator policy_loss",
+        lambda r: r.kl_estimator != "k3" and r.policy_loss == "rloo",
+        "{r.kl_estimator} with policy_loss rloo, which subtracts k1, the log-ratio, from rewards",
         "leave it out; or --policy_loss grpo",
+    ),
+    Rule(
+        "scale_rewards policy_loss",
+        lambda r: r.policy_loss == "rloo" and (r.scale_rewards or "none") != "none",
+        "{r.scale_rewards} with policy_loss rloo, whose advantages are not divided",
+        "leave it out; or --policy_loss grpo",
+    ),
+    Rule(
+        "multi_objective_aggregation policy_loss scale_rewards",
+        lambda r: (
+            r.multi_objective_aggregation == "normalize_then_sum" and (r.scale_rewards or r.policy_loss == "rloo")
+        ),
+        "normalize_then_sum, which divides by the standard deviation of the group and of the batch, with policy_loss "
+        "{r.policy_loss} and scale_rewards {r.scale_rewards}",
+        "leave out scale_rewards; and another policy_loss than rloo",
     ),
     Rule(
         "num_iterations global_batch_size max_length",
