@@ -46,7 +46,7 @@ BATCH = SimpleNamespace(
 )
 
 
-def by_the_paper(kind, now, epsilon, high, beta, estimator, cap):
+def by_the_paper(kind, by_sequence, now, epsilon, high, beta, estimator, cap):
     """The loss of the whole batch from the log-probabilities of each answer."""
     answers = []
     for new, old, reference, engine, gain in zip(now, OLD, REFERENCE, ENGINE, GAINS, strict=True):
@@ -57,15 +57,18 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator, cap):
         def clipped(r, gain=gain):
             return -torch.minimum(r * gain, torch.clamp(r, 1 - epsilon, 1 + high) * gain)
 
-        if kind == "gspo":
+        if kind == "gspo" or by_sequence:
             losses = clipped((new - old).mean().exp()).expand(len(new))
         elif kind == "rloo":
             losses = clipped((new - old).sum().exp()).expand(len(new))
+        elif kind == "sapo":
+            t = 0.7 if gain > 0 else 1.6
+            losses = -4 / t / (1 + torch.exp(-t * (ratio - 1))) * gain
         elif kind == "cispo":
             losses = -torch.clamp(ratio, max=1 + high).detach() * gain * new
         else:
             losses = clipped(ratio)
-        drift = (old - engine).sum() if kind in ("gspo", "rloo") else old - engine
+        drift = (old - engine).sum() if kind in ("gspo", "rloo") or by_sequence else old - engine
         weights = drift.exp().clamp(max=cap) if cap else 1.0
         answers.append(losses * weights + (0 if kind == "rloo" else beta * kl))
     if kind in ("dapo", "cispo"):
@@ -75,8 +78,12 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator, cap):
     return sum(each.mean() for each in answers) / len(answers)
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"])
-def test_loss_and_gradient_are_those_of_the_paper(kind):
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [*((kind, None) for kind in "grpo dapo dr_grpo gspo cispo rloo sapo".split())]
+    + [(kind, "sequence") for kind in ("grpo", "dapo", "dr_grpo")],
+)
+def test_loss_and_gradient_are_those_of_the_paper(kind, level):
     for high, beta, estimator, cap in (
         *((None, 0.0, "k3", None), (0.5, 0.3, "k2", None), (0.28, 0.04, "k2", 1.3), (None, 0.1, "k3", None)),
         (None, 0.0, "k3", 1.2),
@@ -84,6 +91,9 @@ def test_loss_and_gradient_are_those_of_the_paper(kind):
         settings = ObjectiveSettings(
             objective="grpo",
             policy_loss=kind,
+            importance_sampling_level=level,
+            sapo_temperature_pos=0.7,
+            sapo_temperature_neg=1.6,
             epsilon_high=high,
             beta=beta or None,
             kl_estimator=estimator,
@@ -102,7 +112,7 @@ def test_loss_and_gradient_are_those_of_the_paper(kind):
             found = sum(terms[0] for terms, _ in parts) / divisors[0]
             found.backward()
             wanted_from = [each.clone().requires_grad_() for each in NOW]
-            wanted = by_the_paper(kind, wanted_from, 0.2, high or 0.2, beta, estimator, cap)
+            wanted = by_the_paper(kind, level is not None, wanted_from, 0.2, high or 0.2, beta, estimator, cap)
             wanted.backward()
             assert found.item() == pytest.approx(wanted.item(), rel=1e-9)
             for one, other in zip(own, wanted_from, strict=True):

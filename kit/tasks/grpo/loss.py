@@ -38,6 +38,12 @@ class PolicyLoss(Objective):
     - cispo: the mean over tokens of -sg(min(r_it, 1 + e_high)) A_i log pi(o_it). MiniMax 2025,
       https://arxiv.org/abs/2506.13585, equation 4.
     - rloo: the mean over completions of -s(r_i, A_i), log r_i = sum_t log r_it. https://arxiv.org/abs/2402.14740.
+    - sapo: the mean over completions of 1/|o_i| sum_t -f(r_it) A_i, f(r) = sigmoid(T (r - 1)) 4 / T, where T is
+      ``sapo_temperature_pos`` if A_i > 0, else ``sapo_temperature_neg``. Gao et al. 2025,
+      https://arxiv.org/abs/2511.20347.
+
+    With ``importance_sampling_level`` sequence, grpo, dapo and dr_grpo have gspo's ratio r_i for each token: grpo is
+    gspo then, and dr_grpo is gspo weighted by |o_i| / ``max_new_tokens``.
 
     KL penalty: beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
     log pi, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html. k1, -d, would in a
@@ -46,7 +52,7 @@ class PolicyLoss(Objective):
 
     A vLLM server rounds differently, so that its samples come from another policy than old. Truncated importance
     sampling corrects this mismatch: with ``vllm_importance_sampling_cap`` C each token's loss, without the KL, is
-    multiplied by sg(min(old(o_it) / engine(o_it), C)), in gspo and rloo by the same of the product over a completion.
+    multiplied by sg(min(old(o_it) / engine(o_it), C)); if its ratio is r_i, by that of the product over a completion.
     Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
     """
 
@@ -78,20 +84,26 @@ class PolicyLoss(Objective):
         completion_of = micro_batch.sequence_ids.to(logps.device)  # [S]
         advantages = of_completions[completion_of]  # [S]
         lengths = sequence_weights(micro_batch).to(logps)  # [n]
-        scales = 1 / lengths[completion_of] if kind in ("grpo", "gspo", "rloo") else None
+        scales = 1 / lengths[completion_of] if kind in ("grpo", "gspo", "rloo", "sapo") else None
 
         def total(values: torch.Tensor) -> torch.Tensor:
             return (values if scales is None else values * scales).sum()
 
-        if kind in ("gspo", "rloo"):
+        if self.settings.by_sequence:
             of_sequences = by_sequence(log_ratios, micro_batch)
-            ratios = (of_sequences / lengths.clamp(min=1) if kind == "gspo" else of_sequences).exp()
+            ratios = (of_sequences if kind == "rloo" else of_sequences / lengths.clamp(min=1)).exp()
             # A masked completion has no loss.
-            term = (_surrogate(ratios, of_completions, low, high) * weights * (lengths > 0)).sum()
+            of_each = (lengths > 0) if scales is not None else lengths
+            term = (_surrogate(ratios, of_completions, low, high) * weights * of_each).sum()
             ratios, weights = ratios[completion_of], weights.expand_as(ratios)[completion_of]
         else:
             ratios = log_ratios.exp()
-            if kind == "cispo":
+            if kind == "sapo":
+                low, high = 0.0, torch.inf  # nothing is clipped
+                gates = torch.full_like(logps, self.settings.sapo_temperature_neg)
+                gates = gates.masked_fill(advantages > 0, self.settings.sapo_temperature_pos)
+                term = total(-torch.sigmoid(gates * (ratios - 1)) * 4 / gates * advantages * weights)
+            elif kind == "cispo":
                 term = total(-ratios.detach().clamp(max=high) * advantages * logps * weights)
             else:
                 term = total(_surrogate(ratios, advantages, low, high) * weights)
@@ -117,7 +129,7 @@ class PolicyLoss(Objective):
         if cap is None or engine is None:
             return old_logps.new_ones(())
         logs = old_logps - in_float64(engine).to(old_logps)
-        if self.settings.policy_loss in ("gspo", "rloo"):
+        if self.settings.by_sequence:
             logs = by_sequence(logs, micro_batch)
         return logs.exp().clamp(max=cap)
 

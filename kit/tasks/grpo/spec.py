@@ -42,8 +42,19 @@ class GrpoSettings(BaseModel):
         "sum_then_normalize", "grpo: normalize_then_sum (GDPO) gives each reward its own advantages and sums these"
     )
     num_iterations: int = identity_option(1, "grpo: optimiser steps on the same rollout", "steps", ge=1)
-    policy_loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"] = identity_option(
+    policy_loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "sapo"] = identity_option(
         "dapo", "grpo: loss variant and its normalisation"
+    )
+    importance_sampling_level: Literal["token", "sequence"] | None = identity_option(
+        None,
+        "grpo: probability ratio of a token, or of a whole completion (GSPO); default: sequence with gspo and rloo, "
+        "else token",
+    )
+    sapo_temperature_pos: float = identity_option(
+        1.0, "grpo: SAPO's gate, for advantages above 0", gt=0, needs="policy_loss sapo"
+    )
+    sapo_temperature_neg: float = identity_option(
+        1.05, "grpo: SAPO's gate, for other advantages", gt=0, needs="policy_loss sapo"
     )
     epsilon: float = identity_option(0.2, "grpo: clip range of the probability ratio", gt=0)
     epsilon_high: float | None = identity_option(None, "grpo: upper clip range; default: epsilon", gt=0)
@@ -69,6 +80,11 @@ class GrpoSettings(BaseModel):
         gt=0,
         needs="vllm_server_base_url",
     )
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether the probability ratio is that of a completion, not of a token."""
+        return self.policy_loss in ("gspo", "rloo") or self.importance_sampling_level == "sequence"
 
     @property
     def upper_epsilon(self) -> float:
@@ -100,6 +116,15 @@ RULES = (
         lambda r: r.global_batch_size % r.num_generations,
         "{r.global_batch_size} completions a step, in groups of num_generations {r.num_generations}",
         "make it a multiple of num_generations",
+    ),
+    Rule(
+        "importance_sampling_level policy_loss",
+        lambda r: (
+            (r.importance_sampling_level == "sequence" and r.policy_loss in ("cispo", "sapo"))
+            or (r.importance_sampling_level == "token" and r.by_sequence)
+        ),
+        "{r.importance_sampling_level} with policy_loss {r.policy_loss}, which has another ratio",
+        "leave it out; or sequence with policy_loss grpo, dapo or dr_grpo",
     ),
     Rule(
         "kl_estimator policy_loss",
