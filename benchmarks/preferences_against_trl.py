@@ -309,7 +309,7 @@ def move(model: Any, micro_batch: Any) -> None:
 
 def gradients_of(model: torch.nn.Module) -> Gradients:
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
-    model.zero_grad()
+    model.zero_grad(set_to_none=False)  # which the step checks
     return found
 
 

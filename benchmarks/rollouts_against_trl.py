@@ -55,6 +55,8 @@ class Case:
     is_off: bool = True  # whether the model has moved since it drew the answers
     masks_cut: bool = False  # nothing is learned from answers that were cut off
     packing: bool = False  # of the kit
+    temperature: float = 1.0  # of sampling
+    rewards: int = 1  # how many; the second is the length of the answer
     paper: str = ""  # if the equations are to be others, or another reading of the paper
     note: str = ""
 
@@ -66,6 +68,7 @@ TRL: dict[str, dict[str, Any]] = {
     "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.015},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1 + HIGH},
     "rloo": {"beta": 0.0},  # its default is not 0
+    "sapo": {"loss_type": "sapo"},
 }
 GSPO = {"epsilon": 0.01, "epsilon_high": 0.015}
 LOSSES = [Case(kind, flags=GSPO if kind == "gspo" else {}, settings=TRL[kind]) for kind in TRL]
@@ -74,8 +77,6 @@ LOSSES = [Case(kind, flags=GSPO if kind == "gspo" else {}, settings=TRL[kind]) f
 def with_beta(case: Case) -> Case:
     flags = {**case.flags, "beta": BETA}
     settings = {**(case.settings or {}), "beta": BETA, "use_bias_correction_kl": False}
-    if case.kind == "rloo":  # TRL has another one
-        return replace(case, name="beta", flags=flags, settings=None, note='TRL\'s: "beta in the reward"')
     return replace(case, name="beta", flags=flags, settings=settings)
 
 
@@ -90,6 +91,20 @@ CASES = [
         for each in ("k2",)
     ),
 ]
+SEQUENCE = {"importance_sampling_level": "sequence", **GSPO}
+CASES += [
+    *(replace(with_beta(case), name="temperature 0.7, beta", temperature=0.7) for case in LOSSES),
+    *(Case(kind, "ratio of the sequence", SEQUENCE, {**TRL[kind], **SEQUENCE}) for kind in ("grpo", "dapo", "dr_grpo")),
+    *(
+        Case(kind, "scale batch", each, {**TRL[kind], **each})
+        for kind in ("dapo",)
+        for each in [{"scale_rewards": "batch"}]
+    ),
+    *(
+        Case("dapo", "two rewards" + name, each, {**TRL["dapo"], **each}, rewards=2)
+        for name, each in {"": {}, ", GDPO": {"multi_objective_aggregation": "normalize_then_sum"}}.items()
+    ),
+]
 # Where TRL has another loss, or a paper may be read in another way.
 CORRECTED = {**TRL["grpo"], "beta": BETA}
 OTHERS = [
@@ -99,7 +114,6 @@ OTHERS = [
     ),
     Case("cispo", "TRL's epsilon_high 0.28", settings={"loss_type": "cispo"}, note="TRL's limit is 0.28, not 1.28"),
     Case("dr_grpo", "TRL's own scale", settings={"loss_type": "dr_grpo"}, note="TRL's default divides by the std"),
-    Case("rloo", "beta in the reward", {"beta": BETA}, {"beta": BETA}, paper="rloo_reward", note="paper: as TRL"),
     Case(
         "rloo",
         "first step, REINFORCE",
@@ -280,41 +294,47 @@ class Kit:
         from kit.tasks.grpo.loss import PolicyLoss
         from kit.train.step import train_step
 
-        given: dict[str, Any] = {"epsilon": LOW, "epsilon_high": HIGH, **case.flags}
-        settings = ObjectiveSettings(objective="grpo", policy_loss=case.kind, **given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"epsilon": LOW, "epsilon_high": HIGH, "rollout_temperature": case.temperature}
+        given |= {"rewards": ["exact_match"] * case.rewards, **case.flags}
+        settings = ObjectiveSettings(objective="grpo", policy_loss=case.kind, **given)
         gradients: Gradients = {}
         result = train_step(
             self.prepared,
             PolicyLoss(["tiny"], settings),
-            self._batch(case, answers, bool(settings.beta)),
+            self._batch(case, answers, settings),
             0.0,
             max_grad_norm=0,
             before_update=lambda: gradients.update(gradients_of(self.prepared.model)),
         )
         return (result.loss, gradients), result.metrics
 
-    def _batch(self, case: Case, answers: Sequence[Drawn], has_reference: bool) -> Any:
+    def _batch(self, case: Case, answers: Sequence[Drawn], settings: ObjectiveSettings) -> Any:
         from kit.data.feed.batches import Collator
         from kit.data.feed.data_ranks import Ranks
         from kit.data.feed.feed import counted
         from kit.data.open import pad_id
+        from kit.rollouts.advantages import add_advantages
         from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
 
-        gains = of_the_kit(case.kind, [each.reward for each in answers])
         own = [
             Trajectory(
                 (0, 0, k),
                 [Segment(each.prompt, 0.0), Segment(each.ids[len(each.prompt) :], 1.0)],
                 each.ended,
-                [each.reward],
-                each.reward,
-                gain,
+                rewards_of(each, case),
+                sum(rewards_of(each, case)),
             )
-            for k, (each, gain) in enumerate(zip(answers, gains, strict=True))
+            for k, each in enumerate(answers)
         ]
         for one, each in zip(own, answers, strict=True):
             one.logps |= {"old_logps": each.old} if case.is_off else {}
-            one.logps |= {"reference_logps": each.reference} if has_reference else {}
+            one.logps |= {"reference_logps": each.reference} if settings.beta else {}
+        if case.kind == "rloo" and settings.beta and not case.is_off:
+            raise NotImplementedError
+        if case.masks_cut:
+            for one in own:
+                one.logps = one.logps if one.ended else {name: [] for name in one.logps}
+        add_advantages([own[at : at + GROUP] for at in range(0, len(own), GROUP)], settings)
         recipe = self.recipe
         prompts: Any = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_codec=None)
         samples = Trajectories(own, prompts, case.masks_cut)
@@ -324,6 +344,10 @@ class Kit:
             micro_batches=samples.micro_batches(collator, Ranks()),
             most_targets=len(own) * MOST,
         )
+
+
+def rewards_of(each: Drawn, case: Case) -> list[float]:
+    return [each.reward, len(each.answer) / MOST][: case.rewards]
 
 
 def of_the_kit(kind: str, rewards: Sequence[float]) -> list[float]:
@@ -341,20 +365,35 @@ def by_the_paper(case: Case, answers: Sequence[Drawn]) -> tuple[float, Gradients
     model = plain_model().double()
     given = {"epsilon": LOW, "epsilon_high": HIGH, "beta": 0.0, "kl_estimator": "k3", **case.flags}
     low, high, beta = 1 - given["epsilon"], 1 + given["epsilon_high"], given["beta"]
-    rewards = np.array([each.reward for each in answers])
-    if case.paper == "rloo_reward":
-        rewards -= beta * np.array([sum(each.old) - sum(each.reference) for each in answers])
+    rewards = np.array([sum(rewards_of(each, case)) for each in answers])
+    if case.kind == "rloo" and beta:
+        rewards -= beta * np.array(
+            [(sum(each.old) - sum(each.reference)) * (each.ended or not case.masks_cut) for each in answers]
+        )
+    gains = np.concatenate([gains_of(case.kind, rewards[at : at + GROUP]) for at in range(0, len(answers), GROUP)])
+    if case.flags.get("scale_rewards") == "batch":
+        gains *= np.repeat(rewards.reshape(-1, GROUP).std(1, ddof=1) + 1e-4, GROUP) / (rewards.std(ddof=1) + 1e-4)
+    if "multi_objective_aggregation" in case.flags:
+        of_each = np.array([rewards_of(each, case) for each in answers]).T  # [K, answers]
+        gains = sum(
+            np.concatenate([gains_of("grpo", own[at : at + GROUP]) for at in range(0, len(own), GROUP)])
+            for own in of_each
+        )
+        gains = (gains - gains.mean()) / (gains.std(ddof=1) + 1e-4)
     groups: list[list[torch.Tensor]] = []  # of each answer the loss of each token
     for at in range(0, len(answers), GROUP):
         groups.append([])
-        for each, gain in zip(answers[at : at + GROUP], gains_of(case.kind, rewards[at : at + GROUP]), strict=True):
-            now = log_probabilities(model, each.ids)[len(each.prompt) - 1 :]
+        for each, gain in zip(answers[at : at + GROUP], gains[at : at + GROUP], strict=True):
+            logits = model(torch.tensor([each.ids]), use_cache=False).logits[0, len(each.prompt) - 1 : -1]
+            logps = (logits / case.temperature).log_softmax(dim=-1)
+            now = logps.gather(1, torch.tensor(each.answer)[:, None])[:, 0]
             old = torch.tensor(each.old, dtype=torch.float64) if case.is_off else now.detach()
             if case.paper == "reinforce":
                 losses = (-gain * now.sum()).expand(len(now))
             else:
-                losses = token_losses(case.kind, now, old, gain, low, high)
-            if beta and case.paper != "rloo_reward":
+                is_sequence = "importance_sampling_level" in case.flags
+                losses = token_losses("gspo" if is_sequence else case.kind, now, old, gain, low, high)
+            if beta and case.kind != "rloo":
                 d = torch.tensor(each.reference, dtype=torch.float64) - now
                 kl = {"k2": d**2 / 2, "k3": d.exp() - d - 1}[given["kl_estimator"]]
                 losses = losses + beta * kl * ((now - old).exp() if case.paper == "corrected" else 1)
@@ -373,6 +412,9 @@ def gains_of(kind: str, rewards: np.ndarray) -> list[float]:
 
 
 def token_losses(kind: str, now: torch.Tensor, old: torch.Tensor, gain: float, low: float, high: float) -> torch.Tensor:
+    if kind == "sapo":
+        t = 1.0 if gain > 0 else 1.05
+        return -torch.sigmoid(t * ((now - old).exp() - 1)) * 4 / t * gain
     if kind == "cispo":
         return -(now - old).exp().clamp(max=high).detach() * gain * now
     logs = {"gspo": lambda: (now - old).mean().expand(len(now)), "rloo": lambda: (now - old).sum().expand(len(now))}
@@ -413,6 +455,7 @@ class Theirs:
             num_iterations=2 if case.is_off else 1,
             max_completion_length=MOST,
             mask_truncated_completions=case.masks_cut,
+            temperature=case.temperature,
             bf16=False,
             gradient_checkpointing=False,
             report_to="none",
@@ -421,7 +464,7 @@ class Theirs:
         rows = [{"prompt": "", "number": i} for i in range(len(answers))]
         self.trainer = trainer_class(
             model=plain_model(),
-            reward_funcs=self._rewards,
+            reward_funcs=[self._rewards, self._lengths][: case.rewards],
             args=args,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer_of(),
@@ -435,6 +478,9 @@ class Theirs:
         loss = self.trainer.compute_loss(self.trainer.model, self.inputs)
         loss.backward()
         return (loss.item(), gradients_of(self.trainer.model)), self.trainer._metrics["train"]
+
+    def _lengths(self, number: Sequence[int], **_: Any) -> list[float]:
+        return [len(self.answers[i].answer) / MOST for i in number]
 
     def _rewards(self, number: Sequence[int], **_: Any) -> list[float | None]:
         rewards = [self.answers[i].reward for i in number]

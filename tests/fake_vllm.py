@@ -114,9 +114,12 @@ class FakeVllm:
         ids, logps, ended = list(body["prompt"]), [], False
         while len(logps) < body["max_tokens"] and not ended:
             with torch.no_grad():
-                of_all = self._model(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-            ids.append(int(torch.multinomial(of_all.exp(), 1, generator=generator)))
-            logps.append(float(of_all[ids[-1]]))
+                logits = self._model(input_ids=torch.tensor([ids])).logits[0, -1]
+            scores = logits / body["temperature"]
+            if body["top_k"]:
+                scores[scores < scores.topk(body["top_k"]).values[-1]] = -torch.inf
+            ids.append(int(torch.multinomial(scores.softmax(-1), 1, generator=generator)))
+            logps.append(float(logits.log_softmax(-1)[ids[-1]]))  # before the temperature, as vLLM does it
             ended = ids[-1] in body["stop_token_ids"]
         return {
             "index": k,

@@ -1,4 +1,4 @@
-"""Sampling from a model: temperature, nucleus sampling (top_p), and a seed for each completion.
+"""Sampling from a model: temperature, top_k, nucleus sampling (top_p), min_p, and a seed for each completion.
 
 Promises: a completion depends on the seed, its own number and the model, not on the batch or the rank. Without a
 temperature decoding is greedy, and ``generate`` gets its usual arguments.
@@ -9,27 +9,55 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 
 def sampling_arguments(
-    temperature: float | None, top_p: float | None, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int
+    temperature: float | None,
+    top_p: float | None,
+    seed: int,
+    numbers: Sequence[tuple[int, ...]],
+    prompt_length: int,
+    top_k: int = 0,
+    min_p: float = 0.0,
 ) -> dict[str, Any]:
     """Return the arguments of ``generate`` that choose the tokens.
 
     Args:
         temperature: None: greedy decoding.
-        top_p: nucleus sampling; None: from all tokens.
+        top_p, top_k, min_p: see ``warpers``.
         numbers: for each row of the call the numbers that identify the completion, such as sample and draw.
         prompt_length: tokens in front of the first generated one, padding included.
     """
     if temperature is None:
         return {"do_sample": False}
-    processors: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
-    processors += [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
+    kept = warpers(temperature, top_p, top_k, min_p)
     drawing = SeededSampler(seed, numbers, prompt_length)
     # ``do_sample`` would draw from one generator for the whole batch. The processors leave a single token to choose.
-    return {"do_sample": False, "logits_processor": LogitsProcessorList([*processors, drawing])}
+    return {"do_sample": False, "logits_processor": LogitsProcessorList([*kept, drawing])}
+
+
+def warpers(
+    temperature: float, top_p: float | None = None, top_k: int = 0, min_p: float = 0.0
+) -> list[LogitsProcessor]:
+    """Return what divides logits by a temperature, and sets those of unlikely tokens to -inf, in the usual order.
+
+    Args:
+        top_p: nucleus sampling: keep the likeliest tokens with this total probability; None or 1: all tokens.
+        top_k: keep this many of the likeliest; 0: all.
+        min_p: keep those with this share of the likeliest one's probability; 0: all.
+    """
+    found: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
+    found += [TopKLogitsWarper(top_k)] if top_k else []
+    found += [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
+    return found + ([MinPLogitsWarper(min_p)] if min_p else [])
 
 
 class SeededSampler(LogitsProcessor):

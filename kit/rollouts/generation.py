@@ -53,13 +53,15 @@ def generate_answers(
     seed: int,
     device: torch.device,
     image_codec: ImageCodec | None = None,
+    top_k: int = 0,
+    min_p: float = 0.0,
 ) -> list[Completion]:
     """Complete a batch of requests.
 
     Args:
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
-        temperature: None: greedily; see ``sampling_arguments``, also for ``top_p`` and ``seed``.
+        temperature: None: greedily; see ``sampling_arguments``, also for ``top_p``, ``top_k``, ``min_p`` and ``seed``.
         image_codec: None: no request has an image.
     """
     rows = [torch.tensor(request.ids, dtype=torch.long) for request in requests]
@@ -74,7 +76,7 @@ def generate_answers(
         use_cache=True,
         pad_token_id=pad_token_id,
         eos_token_id=sorted(stops) or None,
-        **sampling_arguments(temperature, top_p, seed, [request.key for request in requests], length),
+        **sampling_arguments(temperature, top_p, seed, [request.key for request in requests], length, top_k, min_p),
         **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
     )
     return [

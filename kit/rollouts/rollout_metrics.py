@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from transformers import LogitsProcessorList
 
+from kit.data.feed.batches import Collator
 from kit.data.samples.samples import Samples
+from kit.model.sampling import warpers
 from kit.rollouts.generation import text_of
-from kit.rollouts.trajectories import Trajectory
+from kit.rollouts.trajectories import Trajectories, Trajectory, few_of
+
+if TYPE_CHECKING:
+    from kit.config.settings.objective import ObjectiveSettings
+    from kit.strategy.accelerator import Prepared
 
 NUM_SHOWN = 3  # prompts of a rollout
 
@@ -48,6 +56,35 @@ def measured(
         if len(numbers) < len(values):
             metrics[f"rewards/{key}/failed"] = len(values) - len(numbers)
     return metrics
+
+
+def cut_probability(
+    prepared: "Prepared",
+    collator: Collator,
+    trajectories: Sequence[Trajectory],
+    prompts: Samples,
+    settings: "ObjectiveSettings",
+) -> float:
+    """Return the probability of the tokens that could not be sampled. Called by all ranks.
+
+    The mean over the tokens of some trajectories, by the policy at ``rollout_temperature``.
+    """
+    (temper, cut) = (
+        LogitsProcessorList(warpers(*given))
+        for given in (
+            (settings.rollout_temperature,),
+            (1.0, settings.rollout_top_p, settings.rollout_top_k, settings.rollout_min_p),
+        )
+    )
+
+    ids: Any = None  # which they do not read
+
+    def values(micro_batch: Any, logits: torch.Tensor, rows: Any) -> torch.Tensor:
+        tempered = temper(ids, logits)
+        return (tempered.softmax(dim=-1) * cut(ids, tempered).isneginf()).sum(dim=-1)
+
+    found = Trajectories(few_of(trajectories), prompts).compute(prepared, collator, values)
+    return float(np.mean(list(chain.from_iterable(found.values()))))
 
 
 def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from kit.data.open import pad_id
 from kit.rollouts.advantages import add_advantages, kl_in_reward
 from kit.rollouts.environment import SingleTurn
 from kit.rollouts.generation import Request
-from kit.rollouts.rollout_metrics import lengths, measured, shown
+from kit.rollouts.rollout_metrics import cut_probability, lengths, measured, shown
 from kit.rollouts.sampler import OwnModel, Sampler
 from kit.rollouts.sampler_check import check_sampler
 from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
@@ -78,6 +78,9 @@ class Rollouts:
                 ]
                 if published := self._sampler.published:
                     self._metrics |= check_sampler(self._policy, self._collator, self._trajectories, train, published)
+                if recipe.cuts_rollouts:
+                    cut = cut_probability(self._policy, self._collator, self._trajectories, train, recipe)
+                    self._metrics["sampling/cut_probability"] = cut
             except BaseException:
                 self._num_taken = num_taken  # a rollout that ends early begins again
                 self._environment.close()
@@ -131,7 +134,8 @@ class Rollouts:
         return Trajectories(self._trajectories, self._data.train, self._recipe.mask_truncated_completions)
 
     def _add_logps(self, name: str) -> None:
-        for i, values in self._samples().compute_logps(self._policy, self._collator).items():
+        of_policy = self._policy, self._collator, self._recipe.rollout_temperature
+        for i, values in self._samples().compute_logps(*of_policy).items():
             self._trajectories[i].logps[name] = values
 
     def _roll_out(self) -> list[list[Trajectory]]:

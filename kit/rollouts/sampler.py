@@ -51,8 +51,9 @@ class OwnModel:
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """See ``Sampler``."""
         accelerator, model, ranks = self.prepared.accelerator, self.prepared.model, self.prepared.processes
+        recipe = self.recipe
         mine = range(len(requests))[ranks.index :: ranks.count]
-        size = self.recipe.eval_batch_size
+        size = recipe.eval_batch_size
         num_calls = -(-len(requests) // (ranks.count * size))
         with without_gradients(self.prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
             if self.image_codec:  # a placeholder in a completion would have no image feature
@@ -65,9 +66,11 @@ class OwnModel:
                     [requests[place] for place in places or [0]],
                     stops=self.stops,
                     pad_token_id=self.pad_token_id,
-                    temperature=1.0,
-                    top_p=None,
-                    seed=self.recipe.seed,
+                    temperature=recipe.rollout_temperature,
+                    top_p=recipe.rollout_top_p,
+                    top_k=recipe.rollout_top_k,
+                    min_p=recipe.rollout_min_p,
+                    seed=recipe.seed,
                     device=accelerator.device,
                     image_codec=self.image_codec,
                 )

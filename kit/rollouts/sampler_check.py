@@ -10,14 +10,13 @@ import torch
 from kit.data.feed.batches import Collator
 from kit.data.samples.samples import Samples
 from kit.model.adapters.adapter import adapters_off
-from kit.rollouts.trajectories import Trajectories, Trajectory
+from kit.rollouts.trajectories import Trajectories, Trajectory, few_of
 from kit.rollouts.vllm_client import FIELD
 from kit.system.errors import LateError
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
-NUM_COMPARED = 16  # trajectories of a rollout
 # The largest mean difference of their tokens, in nats. vLLM 0.32 differed by 4e-7 in float32, with the adapter of the
 # step before by 0.03 (recipes/tiny). In bf16 both sides round: by up to 8e-3 there, and larger models by more.
 MAX_MEAN, MAX_MEAN_ROUNDED = 1e-3, 0.05
@@ -37,7 +36,7 @@ def check_sampler(
     Raises:
         LateError: on all ranks, if they differ by more than rounding, or are those of the base without adapters.
     """
-    some = trajectories[:: -(-len(trajectories) // NUM_COMPARED)]
+    some = few_of(trajectories)
     samples = Trajectories(some, prompts)
 
     def differences(of_model: AbstractContextManager[None]) -> np.ndarray:

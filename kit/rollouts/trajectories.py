@@ -3,12 +3,15 @@
 Promise: the sampled token ids are trained on, never text that was tokenised again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from accelerate.utils import gather_object
 
 from kit.data.feed.batches import Collator, MicroBatch, on_device
@@ -21,6 +24,9 @@ from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
+
+
+NUM_MEASURED = 16  # trajectories of a rollout of which something is measured in a pass of its own
 
 
 class Segment(NamedTuple):
@@ -78,6 +84,20 @@ class Trajectory:
         return sum(len(ids) for ids, weight in self.segments if weight)
 
 
+def few_of(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    """Return up to ``NUM_MEASURED`` of them."""
+    return trajectories[:: -(-len(trajectories) // NUM_MEASURED)]
+
+
+def tempered_losses(temperature: float) -> Callable[..., torch.Tensor] | None:
+    """Return the ``StepLoss.target_values`` that divides logits by the temperature; None for 1."""
+
+    def losses(micro_batch: MicroBatch, logits: torch.Tensor, rows: Any) -> torch.Tensor:
+        return F.cross_entropy(logits / temperature, micro_batch.targets[rows], reduction="none")
+
+    return None if temperature == 1 else losses
+
+
 class Trajectories(Table):
     """Trajectories as samples."""
 
@@ -115,14 +135,24 @@ class Trajectories(Table):
             items = pack(self.lengths, collator.max_length).items()
         return collator.micro_batches(self, items, ranks)
 
-    def compute_logps(self, prepared: "Prepared", collator: Collator) -> dict[int, list[float]]:
-        """Return the log-probabilities of each trajectory's targets. Called by all ranks."""
+    def compute_logps(
+        self, prepared: "Prepared", collator: Collator, temperature: float = 1.0
+    ) -> dict[int, list[float]]:
+        """Return the log-probabilities of each trajectory's targets at a temperature. Called by all ranks."""
+        losses = self.compute(prepared, collator, tempered_losses(temperature))
+        return {i: np.negative(each).tolist() for i, each in losses.items()}
+
+    def compute(
+        self, prepared: "Prepared", collator: Collator, target_values: Callable[..., torch.Tensor] | None
+    ) -> dict[int, list[float]]:
+        """Return values of each trajectory's targets: see ``StepLoss.target_values``. Called by all ranks."""
         found = []
         with without_gradients(prepared):
             for micro_batch in on_device(self.micro_batches(collator, prepared.ranks), prepared.accelerator.device):
                 assert micro_batch.sequence_ids is not None
-                logps = (-prepared.model(**micro_batch.model_inputs())).float().cpu()
+                values = {} if target_values is None else {"target_values": partial(target_values, micro_batch)}
+                losses = prepared.model(**micro_batch.model_inputs(), **values).float().cpu()
                 sequence_ids = micro_batch.sequence_ids.cpu()
                 for number, (_, _, i) in enumerate(micro_batch.segments):
-                    found.append((i, logps[sequence_ids == number].tolist()))
+                    found.append((i, losses[sequence_ids == number].tolist()))
         return dict(gather_object(found))

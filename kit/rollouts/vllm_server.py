@@ -2,8 +2,9 @@
 
 Promises:
 
-- Prompts and completions are token ids, with log-probabilities. vLLM samples at temperature 1 from all tokens, by seeds
-  of (seed, rollout, sample) to which it adds the number of the completion: its own random numbers, not the kit's.
+- Prompts and completions are token ids, with log-probabilities. vLLM samples by seeds of (seed, rollout, sample) to
+  which it adds the number of the completion: its own random numbers, not the kit's. Its log-probabilities are those
+  before temperature and cuts: its default, ``--logprobs-mode raw_logprobs``.
 - Only the main process talks to the server. While it waits, all ranks meet once a second.
 - An adapter is named after its content, so the server cannot use an earlier one. A restarted server gets the adapter
   again, and the whole rollout is retried.
@@ -44,10 +45,6 @@ BYTES_OF_TOKEN = 1 << 10  # of a response
 # The server would take missing values from the model's generation_config.json. With ignore_eos only stop_token_ids end
 # a completion. logprobs 0: those of the sampled tokens alone.
 SAMPLING = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
     "ignore_eos": True,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -177,6 +174,10 @@ class VllmServer:
             "seed": int(np.random.SeedSequence([recipe.seed, *first.key[:-1]]).generate_state(1, np.uint64)[0] >> 2),
             "max_tokens": most,
             "stop_token_ids": list(self._stops),
+            "temperature": recipe.rollout_temperature,
+            "top_p": recipe.rollout_top_p,
+            "top_k": recipe.rollout_top_k,
+            "min_p": recipe.rollout_min_p,
             **SAMPLING,
         }
         max_bytes = MAX_BYTES + BYTES_OF_TOKEN * num * (len(first.ids) + most)

@@ -28,3 +28,20 @@ def test_a_row_does_not_depend_on_the_others():
     together = draw(scores, [(7, 0), (8, 0), (8, 1)])
     assert [draw(scores, [pair]).item() for pair in [(7, 0), (8, 0), (8, 1)]] == together.tolist()
     assert draw(scores, [(7, 0)], seed=2) != together[0]
+
+
+def test_top_k_top_p_and_min_p_cut_the_unlikely_tokens_and_the_others_keep_their_proportions():
+    probabilities = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
+    for cut, kept in (
+        ({"top_k": 2}, 2),
+        ({"top_p": 0.65}, 2),
+        ({"top_p": 0.75}, 3),
+        ({"min_p": 0.4}, 3),
+        ({"min_p": 0.4, "temperature": 0.5}, 2),  # of p ** 2
+        ({"top_k": 9}, 5),
+    ):
+        tokens = draw(probabilities.log().tolist(), [(i, 0) for i in range(4000)], **cut)
+        wanted = probabilities[:kept] ** (1 / cut.get("temperature", 1))
+        shares = np.bincount(tokens, minlength=5)[:kept] / 4000
+        assert tokens.max() == kept - 1, cut
+        assert np.abs(shares - (wanted / wanted.sum()).numpy()).max() < 0.03, cut

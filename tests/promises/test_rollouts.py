@@ -137,6 +137,18 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
     assert (none.folder / "checkpoints/step-00000002").is_dir()
 
 
+def test_the_log_probabilities_are_those_of_the_temperature_and_the_probability_that_was_cut_is_measured(trained):
+    """The likeliest token alone is sampled: at a low temperature its log-probability is nearly 0, else it is not."""
+    greedy = {"rollout_top_k": 1, "max_steps": 2, "adapter_name_or_path": TINY / "sft"}
+    cold, warm = (trained(f"at-{temperature}", rollout_temperature=temperature, **greedy) for temperature in (0.05, 1))
+    for run in (cold, warm):
+        assert run.status == 0 and run.rows[0]["frac_reward_zero_std"] == 1, run.output
+        assert run.rows[0]["log_ratio"] < 1e-6  # old and new alike
+    for name in ("entropy", "sampling/cut_probability"):
+        assert cold.rows[0][name] < 0.2 * warm.rows[0][name], (name, cold.rows[0][name], warm.rows[0][name])
+        assert warm.rows[0][name] > 0.005, (name, cold.rows[0][name], warm.rows[0][name])
+
+
 def note_calls(path, rank):
     """In a rank, before the script: write a byte to the file at each call that generates answers."""
     import kit.rollouts.sampler

@@ -84,6 +84,18 @@ def test_each_rollout_is_by_the_weights_of_its_step_and_a_server_that_came_back_
     assert [row["loss"] for row in again.rows] == pytest.approx([row["loss"] for row in run.rows], abs=1e-6)
 
 
+def test_a_server_samples_at_the_temperature_and_its_log_probabilities_are_proven_without_it(trained, served):
+    server = served()
+    flags = {"rollout_temperature": 0.5, "rollout_top_k": 20, "rollout_top_p": 0.9, "rollout_min_p": 0.01}
+    run = trained("warm", server.url, max_steps=2, **flags)
+    assert run.status == 0 and run.rows[0]["sampling/logp_difference/max"] < 1e-5, run.output
+    assert run.rows[0]["log_ratio"] < 1e-6 and 0 < run.rows[0]["sampling/cut_probability"] < 0.2, run.rows
+    (body, *_) = [body for path, body in server.requests if path == "/v1/completions"]
+    assert [body[name] for name in ("temperature", "top_k", "top_p", "min_p")] == [0.5, 20, 0.9, 0.01]
+    run = trained("warm", server.url, vllm_importance_sampling_cap=2, **flags)
+    assert run.status == 2 and "log-probabilities before the temperature" in run.output, run.output
+
+
 def test_a_run_stops_saved_if_an_adapter_did_not_arrive_or_the_server_is_gone(trained, served):
     server = served(keeps_stale=True)
     run = trained("stale", server.url)

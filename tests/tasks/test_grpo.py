@@ -185,3 +185,15 @@ def test_rloo_subtracts_beta_times_the_log_ratio_of_the_whole_completion_from_it
     wanted = [r - np.mean([other for j, other in enumerate(shaped) if j != i]) for i, r in enumerate(shaped)]
     assert add_advantages([group], settings)[0] == pytest.approx([*wanted, 0])
     assert [each.advantage for each in group] == pytest.approx([*wanted, 0])
+
+
+def test_logits_are_divided_by_the_rollout_temperature():
+    logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = MicroBatch(**{**vars(micro_batch([0, 3])), "targets": torch.tensor([3, 1, 4, 1, 5])})
+    for temperature in (0.7, 1.3):
+        objective = PolicyLoss(["tiny"], ObjectiveSettings(objective="grpo", rollout_temperature=temperature))
+        found = torch.cat([objective.target_values(batch, logits[rows], rows) for rows in (slice(0, 2), slice(2, 5))])
+        powers = logits.exp() ** (1 / temperature)
+        wanted = (powers / powers.sum(1, keepdim=True))[range(5), batch.targets]
+        torch.testing.assert_close((-found).exp(), wanted)
+    assert PolicyLoss(["tiny"], ObjectiveSettings(objective="grpo")).target_values is None  # the usual, fused loss

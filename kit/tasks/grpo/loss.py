@@ -7,13 +7,14 @@ Each term is a sum over the targets of the global batch, divided by a number tha
 not depend on how the batch is cut up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import BatchSource, GlobalBatch
 from kit.rollouts.rollouts import Rollouts
+from kit.rollouts.trajectories import tempered_losses
 from kit.run.run import Run
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import Objective
@@ -55,6 +56,11 @@ class PolicyLoss(Objective):
     multiplied by sg(min(old(o_it) / engine(o_it), C)); if its ratio is r_i, by that of the product over a completion.
     Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
     """
+
+    @property
+    def target_values(self) -> Callable[..., torch.Tensor] | None:  # type: ignore[override]
+        """See ``StepLoss.target_values``: with ``rollout_temperature`` the losses of logits divided by it."""
+        return tempered_losses(self.settings.rollout_temperature)
 
     def bind(self, policy: Policy, run: Run) -> None:
         """Keep the weights of the reference model, unless it is the base of an adapter. See ``Objective.bind``."""

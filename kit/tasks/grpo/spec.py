@@ -32,6 +32,19 @@ class GrpoSettings(BaseModel):
     reward_timeout: float = objective_option(
         10.0, "grpo: timeout of one reward call; completions whose reward times out are dropped", "seconds", gt=0
     )
+    rollout_temperature: float = identity_option(
+        1.0,
+        "grpo: sampling temperature of rollouts; the logits of all log-probabilities are divided by it",
+        ge=0.01,
+        le=10,
+    )
+    rollout_top_p: float = identity_option(
+        1.0, "grpo: sample from the likeliest tokens with this total probability", gt=0, le=1
+    )
+    rollout_top_k: int = identity_option(0, "grpo: sample from this many of the likeliest tokens; 0: all", ge=0)
+    rollout_min_p: float = identity_option(
+        0.0, "grpo: sample from tokens with this fraction of the likeliest one's probability", ge=0, le=1
+    )
     num_generations: int = identity_option(8, "grpo: completions per prompt (group size)", "completions", ge=2)
     scale_rewards: Literal["group", "batch", "none"] | None = identity_option(
         None,
@@ -82,6 +95,11 @@ class GrpoSettings(BaseModel):
     )
 
     @property
+    def cuts_rollouts(self) -> bool:
+        """Whether unlikely tokens cannot be sampled."""
+        return self.rollout_top_p < 1 or self.rollout_top_k > 0 or self.rollout_min_p > 0
+
+    @property
     def by_sequence(self) -> bool:
         """Whether the probability ratio is that of a completion, not of a token."""
         return self.policy_loss in ("gspo", "rloo") or self.importance_sampling_level == "sequence"
@@ -125,6 +143,13 @@ RULES = (
         ),
         "{r.importance_sampling_level} with policy_loss {r.policy_loss}, which has another ratio",
         "leave it out; or sequence with policy_loss grpo, dapo or dr_grpo",
+    ),
+    Rule(
+        "vllm_importance_sampling_cap rollout_temperature",
+        lambda r: r.vllm_importance_sampling_cap and r.rollout_temperature != 1,
+        "{r.vllm_importance_sampling_cap:g} with rollout_temperature {r.rollout_temperature:g}: a vLLM server gives "
+        "log-probabilities before the temperature",
+        "leave one of them out",
     ),
     Rule(
         "kl_estimator policy_loss",
@@ -178,6 +203,7 @@ SPECS = {
         beta=0.0,
         learning_rates=(1e-6, 1e-5),
         rolls_out=True,
+        logit_bytes=lambda r: 12 if r.rollout_temperature != 1 else 0,  # as with label smoothing
         metrics=(
             TaskMetric("reward", "reward"),
             TaskMetric("frac_reward_zero_std", digits=".1%", chart="groups with zero reward variance, %"),
