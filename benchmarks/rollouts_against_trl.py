@@ -41,7 +41,7 @@ MOST = 48  # tokens that an answer may have
 NOISE = 0.2  # standard deviation of a token's log-probability, old and of the reference
 LOW, HIGH = 0.2, 0.28  # epsilon and epsilon_high, unless a case has others
 BETA = 0.1
-SKIPPED = {"rloo", "gspo"}  # TRL counts clipped answers, the kit their tokens
+SKIPPED = {"rloo", "gspo", "sapo"}  # TRL counts clipped answers, the kit their tokens; of sapo none
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,11 @@ def compare(case: Case, answers: Sequence[Drawn], kit: "Kit", folder: Path) -> s
         cells += ["", "", "", "", *differences(own, exact), "", ""]
     else:
         theirs, their_metrics = Theirs(case, answers, folder).step()
-        metric = "" if case.kind in SKIPPED else f"{largest_difference(metrics, their_metrics):.1e}"
+        metric = (
+            ""
+            if case.kind in SKIPPED or SEQUENCE.items() <= case.flags.items()
+            else f"{largest_difference(metrics, their_metrics):.1e}"
+        )
         cells += [f"{theirs[0]:.6f}", *differences(own, theirs), metric]
         cells += [*differences(own, exact), *differences(theirs, exact)]
     cells.append(f"{metrics['clip_ratio/low']:.0%}, {metrics['clip_ratio/high']:.0%}")

@@ -38,7 +38,7 @@ def add_advantages(groups: Sequence[Sequence[Trajectory]], settings: "ObjectiveS
     return found
 
 
-def advantages(rewards: np.ndarray, policy_loss: str, scale: str | None = None) -> np.ndarray:
+def advantages(rewards: np.ndarray, policy_loss: str, scale: str = "auto") -> np.ndarray:
     """Return the advantage of each completion in its group, float64 [P, G], from rewards [P, G]; NaN: no reward.
 
     - rloo: A_i = r_i - mean of the others. Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740, section 3.3.
@@ -51,7 +51,7 @@ def advantages(rewards: np.ndarray, policy_loss: str, scale: str | None = None) 
     reward variance.
 
     Args:
-        scale: None: none with dr_grpo, else group.
+        scale: auto: none with dr_grpo, else group.
     """
     known = np.isfinite(rewards)
     most = np.where(known, rewards, -np.inf).max(axis=1, keepdims=True)
@@ -62,8 +62,7 @@ def advantages(rewards: np.ndarray, policy_loss: str, scale: str | None = None) 
     centred = np.where(known & (most > least), centred - centred.sum(axis=1, keepdims=True) / count, 0.0)
     if policy_loss == "rloo":
         return centred * count / np.maximum(count - 1, 1)
-    scale = scale or ("none" if policy_loss == "dr_grpo" else "group")
-    if scale == "none":
+    if scale == "none" or (scale == "auto" and policy_loss == "dr_grpo"):
         return centred
     if scale == "batch":
         return centred / (_std(rewards) + _STD_FLOOR)

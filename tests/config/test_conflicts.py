@@ -34,6 +34,19 @@ def test_settings_that_contradict_each_other_are_named():
         ({"metric_for_best_model": "eval_number", "eval_dataset": "e"}, {"metric_for_best_model"}),
         ({"num_return_sequences": 3}, {"num_return_sequences"}),
         ({"embedding_learning_rate": 1e-5}, {"embedding_learning_rate"}),
+        *(
+            ({"objective": "grpo", "rewards": "number", **given}, {next(iter(given))})
+            for given in (
+                {"scale_rewards": "group", "policy_loss": "rloo"},
+                {"kl_estimator": "k2", "policy_loss": "rloo", "beta": 0.1},
+                {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
+                {"multi_objective_aggregation": "normalize_then_sum", "policy_loss": "rloo"},
+                {"importance_sampling_level": "token", "policy_loss": "gspo"},
+                {"importance_sampling_level": "sequence", "policy_loss": "sapo"},
+                {"rollout_temperature": 0.7, "objective": "sft", "rewards": []},
+            )
+        ),
+        ({"objective": "grpo", "rewards": "number", "policy_loss": "rloo", "beta": 0.1}, set()),
         ({}, set()),
     ]
     for settings, named in cases:

@@ -46,9 +46,9 @@ class GrpoSettings(BaseModel):
         0.0, "grpo: sample from tokens with this fraction of the likeliest one's probability", ge=0, le=1
     )
     num_generations: int = identity_option(8, "grpo: completions per prompt (group size)", "completions", ge=2)
-    scale_rewards: Literal["group", "batch", "none"] | None = identity_option(
-        None,
-        "grpo: divide advantages by the standard deviation of the group or batch; default: none with dr_grpo and rloo, "
+    scale_rewards: Literal["auto", "group", "batch", "none"] = identity_option(
+        "auto",
+        "grpo: divide advantages by the standard deviation of the group or batch; auto: none with dr_grpo and rloo, "
         "else group",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = identity_option(
@@ -159,14 +159,15 @@ RULES = (
     ),
     Rule(
         "scale_rewards policy_loss",
-        lambda r: r.policy_loss == "rloo" and (r.scale_rewards or "none") != "none",
+        lambda r: r.policy_loss == "rloo" and r.scale_rewards in ("group", "batch"),
         "{r.scale_rewards} with policy_loss rloo, whose advantages are not divided",
         "leave it out; or --policy_loss grpo",
     ),
     Rule(
         "multi_objective_aggregation policy_loss scale_rewards",
         lambda r: (
-            r.multi_objective_aggregation == "normalize_then_sum" and (r.scale_rewards or r.policy_loss == "rloo")
+            r.multi_objective_aggregation == "normalize_then_sum"
+            and (r.scale_rewards != "auto" or r.policy_loss == "rloo")
         ),
         "normalize_then_sum, which divides by the standard deviation of the group and of the batch, with policy_loss "
         "{r.policy_loss} and scale_rewards {r.scale_rewards}",

@@ -20,6 +20,7 @@ from kit.config.validation import check_recipe, problems_with_secrets
 from kit.system.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
 from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number, shown
+from kit.tools.convert.rollouts import take_rollouts
 from kit.tools.convert.write import recipe_text
 
 KITS: dict[str, Callable[[Draft], None]] = {
@@ -68,6 +69,7 @@ def convert(
         draft.num_processes = num_processes or count
         if "dataset" in draft.typed:
             _leave_data(draft)
+        take_rollouts(draft)
         KITS[kit](draft)
         draft.read(*list(draft.given))
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:

@@ -46,7 +46,7 @@ def convert(draft: Draft) -> None:
             draft.leave(key, draft.take(key), "it is in a file; copy its text")
         elif key == "system" and key in given:
             draft.put("system_prompt", str(draft.take(key)).replace("\\n", "\n"))
-    if "max_length" not in given:
+    if "max_length" not in given and draft.objective != "grpo":
         draft.put("max_length", FAR, "ms-swift uses the model's limit; raise it if a sample is longer")
         draft.put("excess_length_strategy", "error")
     if draft.objective == "distil":

@@ -328,3 +328,50 @@ def test_data_that_are_typed_replace_those_of_the_file(converted):
     assert {"datasets", "val_set_size"} <= {each.key for each in result.left_out}
     assert converted(AXOLOTL, flags=flags)[1].eval_split_size == 0.05
     assert converted(FACTORY | {"dataset_dir": "elsewhere"}, flags=flags)[1].dataset == "mine.jsonl"
+
+
+def test_a_file_of_grpo_is_converted_once_the_rewards_are_named(converted):
+    rollouts = {"reward_funcs": ["accuracy", "mine.format"], "max_completion_length": 256, "temperature": 0.7}
+    trl = {name: TRL[name] for name in ("model_name_or_path", "gradient_accumulation_steps")} | rollouts
+    trl |= {"dataset_name": "a/b", "per_device_train_batch_size": 16, "num_generations": 8, "use_vllm": True}
+    with pytest.raises(UserError, match="reward functions are code"):
+        converted(trl, name="grpo/theirs.yaml")
+    flags = {"rewards": "number"}
+    result, recipe = converted(trl | {"top_k": -1, "min_p": 0.1, "max_prompt_length": 100}, flags=flags)
+    assert [(each.key, each.group) for each in result.left_out if "reward" in each.key or "vllm" in each.key] == [
+        ("reward_funcs", Group.NEEDLESS),
+        ("use_vllm", Group.SPEED),
+    ]
+    expected = {
+        "objective": "grpo", "policy_loss": "dapo", "scale_rewards": "group", "beta": None, "rewards": ["number"],
+        "rollout_temperature": 0.7, "rollout_top_k": 0, "rollout_min_p": 0.1, "rollout_top_p": 1, "temperature": None,
+        "max_new_tokens": 256, "max_length": 356, "global_batch_size": 32, "num_generations": 8,
+        "learning_rate": 1e-6,
+    }  # fmt: skip
+    assert {name: getattr(recipe, name) for name in expected} == expected
+    swift = {name: SWIFT[name] for name in ("model", "tuner_type", "learning_rate")}
+    swift |= {"rlhf_type": "grpo", "dataset": "a/b", **rollouts}
+    axolotl = {name: AXOLOTL[name] for name in AXOLOTL if not name.startswith(("val", "evals"))} | {"rl": "grpo"}
+    gspo = {"importance_sampling_level": "sequence", "loss_type": "dr_grpo", "scale_rewards": False}
+    for given, name, wanted in (
+        (trl, "rloo/theirs.yaml", {"policy_loss": "rloo", "beta": 0.05, "scale_rewards": "auto"}),
+        (trl | gspo, "gspo/grpo.yaml", {"policy_loss": "gspo", "importance_sampling_level": None}),
+        (trl | gspo, "theirs.yaml", {"policy_loss": "dr_grpo", "scale_rewards": "none", "by_sequence": True}),
+        (trl | {"loss_type": "cispo", "epsilon_high": 5.0}, "theirs.yaml", {"policy_loss": "cispo", "epsilon_high": 4}),
+        (trl | {"loss_type": "sapo", "scale_rewards": "batch"}, "theirs.yaml", {"policy_loss": "sapo"}),
+        (trl | {"scale_rewards": "none"}, "theirs.yaml", {"policy_loss": "dapo", "scale_rewards": "none"}),
+        (swift, "theirs.yaml", {"policy_loss": "grpo", "beta": 0.04, "rollout_top_p": 0.9, "rollout_top_k": 50}),
+        (swift | {"loss_type": "sapo", "tau_pos": 0.5, "beta": 0}, "theirs.yaml", {"sapo_temperature_pos": 0.5}),
+        (axolotl | {"trl": rollouts | {"beta": 0.1}}, "theirs.yaml", {"rollout_temperature": 0.7, "beta": 0.1}),
+        (
+            axolotl | {"rl": "gdpo", "trl": rollouts},
+            "theirs.yaml",
+            {"multi_objective_aggregation": "normalize_then_sum"},
+        ),
+    ):
+        _, recipe = converted(given, name=name, flags={"rewards": "number", "max_length": 600})
+        assert {name: getattr(recipe, name) for name in wanted} == wanted, given
+    with pytest.raises(UserError, match="policy_loss lists the losses"):
+        converted(trl | {"loss_type": "bnpo"}, flags=flags)
+    with pytest.raises(UserError, match="not multiplied by the probability ratio"):
+        converted(trl | {"beta": 0.1}, flags=flags)
