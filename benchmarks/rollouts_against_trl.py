@@ -76,7 +76,9 @@ LOSSES = [Case(kind, flags=GSPO if kind == "gspo" else {}, settings=TRL[kind]) f
 
 def with_beta(case: Case) -> Case:
     flags = {**case.flags, "beta": BETA}
-    settings = {**(case.settings or {}), "beta": BETA, "use_bias_correction_kl": False}
+    settings = {**(case.settings or {}), "beta": BETA}
+    if case.kind != "rloo":
+        settings["use_bias_correction_kl"] = False
     return replace(case, name="beta", flags=flags, settings=settings)
 
 

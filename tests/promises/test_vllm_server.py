@@ -20,6 +20,7 @@ from kit.preflight.rollout_checks import check_server
 from kit.rollouts.generation import Request
 from kit.rollouts.vllm_server import VllmServer
 from kit.system.errors import LateError, UserError
+from kit.tasks.grpo.spec import GrpoSettings
 
 pytestmark = pytest.mark.slow
 
@@ -168,10 +169,9 @@ def saying(request):
     Thread(target=server.serve_forever, daemon=True).start()
     request.addfinalizer(server.server_close)
     request.addfinalizer(server.shutdown)
-    recipe = SimpleNamespace(
-        vllm_server_base_url=f"http://127.0.0.1:{server.server_port}",
-        **{"vllm_server_timeout": 1.0, "ddp_timeout": 1, "output_dir": "", "max_length": 64, "seed": 0},
-    )
+    sampling = GrpoSettings(vllm_server_base_url=f"http://127.0.0.1:{server.server_port}", vllm_server_timeout=1)
+    others = {"ddp_timeout": 1, "output_dir": "", "max_length": 64, "seed": 0}
+    recipe = SimpleNamespace(**vars(sampling), **others)
     asking = VllmServer(prepared, recipe, [2], lambda items, *_: items)
 
     def ask(say):

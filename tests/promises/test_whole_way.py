@@ -142,7 +142,8 @@ ROLLOUTS = {
         "keep": "last best",
         "answers": "none generated",
         "chat": "no yes",
-        "policy": "dapo grpo dr_grpo gspo cispo rloo",
+        "policy": "dapo grpo dr_grpo gspo cispo rloo sapo",
+        "sampling": "whole cut",
         "iterations": "1 2",
         "kl": "0 k2 k3",
         "groups": "all dynamic",
@@ -151,7 +152,7 @@ ROLLOUTS = {
         "tiles": "no yes",
     }.items()
 }
-NOTHING.append({"policy": "rloo", "kl": "k2|k3"})
+NOTHING.append({"policy": "rloo", "kl": "k2"})
 
 # Teachers, heads, images, sequence parallelism and tiled MLPs: factors of their own, and some of the others.
 TASKS = {
@@ -497,6 +498,8 @@ class Way:
             flags |= {"max_steps": 3, "beta": 0.1, "kl_estimator": row["kl"]} if row["kl"] != "0" else {}
             if row["optim"] != "muon":
                 flags["learning_rate"] = 2e-2  # two answers to a prompt teach less than an answer of the data
+            if row["sampling"] == "cut":
+                flags |= {"rollout_temperature": 1.2, "rollout_top_p": 0.95, "rollout_top_k": 50}
             flags |= {"dynamic_sampling": True} if row["groups"] == "dynamic" else {}
             flags |= {"metric_for_best_model": "eval_loss"} if row["keep"] == "best" else {}
         if row["objective"] == "distil" and row["teacher"] != "none":
