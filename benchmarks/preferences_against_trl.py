@@ -359,9 +359,9 @@ class Exact:
         return torch.where(labels, good, bad)
 
 
-def log_probabilities(model: Any, ids: list[int]) -> torch.Tensor:
+def log_probabilities(model: Any, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
     """Of each token but the first, float64 [T - 1]."""
-    logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1] / temperature
     return logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 

@@ -174,7 +174,7 @@ def loss_table(folder: Path, args: argparse.Namespace) -> list[str]:
     ]
     for case in [*CASES, *OTHERS]:
         if args.only in f"{case.kind} {case.name}":
-            lines.append(compare(case, answers, kits[case.packing], folder))
+            lines.append(compare(case, draw(args.prompts, case.temperature), kits[case.packing], folder))
     return [*lines, ""]
 
 
@@ -231,7 +231,7 @@ def tokenizer_of() -> Any:
     return AutoTokenizer.from_pretrained(ROOT / "recipes/tiny/model")
 
 
-def draw(num_prompts: int) -> list[Drawn]:
+def draw(num_prompts: int, temperature: float = 1.0) -> list[Drawn]:
     """Return the answers, those to one prompt one after another."""
     tokenizer, draws = tokenizer_of(), np.random.default_rng(0)
     lines = (ROOT / "recipes/tiny/train.jsonl").read_text().splitlines()
@@ -247,7 +247,7 @@ def draw(num_prompts: int) -> list[Drawn]:
             ended = k != 3
             ids = ids[: (len(ids), len(ids) * 3 // 4, 4 + i, len(ids) // 2)[k]] + [tokenizer.eos_token_id] * ended
             with torch.no_grad():
-                logps = log_probabilities(model, prompt + ids)[len(prompt) - 1 :].numpy()
+                logps = log_probabilities(model, prompt + ids, temperature)[len(prompt) - 1 :].numpy()
             old, reference = ((logps + draws.normal(0, NOISE, len(ids))).astype(np.float32).tolist() for _ in range(2))
             answers.append(Drawn(prompt, ids, ended, float(rewards[k]), old, reference))
     return answers
@@ -390,9 +390,7 @@ def by_the_paper(case: Case, answers: Sequence[Drawn]) -> tuple[float, Gradients
     for at in range(0, len(answers), GROUP):
         groups.append([])
         for each, gain in zip(answers[at : at + GROUP], gains[at : at + GROUP], strict=True):
-            logits = model(torch.tensor([each.ids]), use_cache=False).logits[0, len(each.prompt) - 1 : -1]
-            logps = (logits / case.temperature).log_softmax(dim=-1)
-            now = logps.gather(1, torch.tensor(each.answer)[:, None])[:, 0]
+            now = log_probabilities(model, each.ids, case.temperature)[len(each.prompt) - 1 :]
             old = torch.tensor(each.old, dtype=torch.float64) if case.is_off else now.detach()
             if case.paper == "reinforce":
                 losses = (-gain * now.sum()).expand(len(now))
