@@ -335,8 +335,6 @@ class Kit:
         for one, each in zip(own, answers, strict=True):
             one.logps |= {"old_logps": each.old} if case.is_off else {}
             one.logps |= {"reference_logps": each.reference} if settings.beta else {}
-        if case.kind == "rloo" and settings.beta and not case.is_off:
-            raise NotImplementedError
         if case.masks_cut:
             for one in own:
                 one.logps = one.logps if one.ended else {name: [] for name in one.logps}

@@ -48,8 +48,7 @@ class GrpoSettings(BaseModel):
     num_generations: int = identity_option(8, "grpo: completions per prompt (group size)", "completions", ge=2)
     scale_rewards: Literal["auto", "group", "batch", "none"] = identity_option(
         "auto",
-        "grpo: divide advantages by the standard deviation of the group or batch; auto: none with dr_grpo and rloo, "
-        "else group",
+        "grpo: divide advantages by the std of the group or the batch; auto: none with dr_grpo and rloo, else group",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = identity_option(
         "sum_then_normalize", "grpo: normalize_then_sum (GDPO) gives each reward its own advantages and sums these"
@@ -60,8 +59,7 @@ class GrpoSettings(BaseModel):
     )
     importance_sampling_level: Literal["token", "sequence"] | None = identity_option(
         None,
-        "grpo: probability ratio of a token, or of a whole completion (GSPO); default: sequence with gspo and rloo, "
-        "else token",
+        "grpo: probability ratio of a token, or of a completion (GSPO); default: sequence with gspo, rloo, else token",
     )
     sapo_temperature_pos: float = identity_option(
         1.0, "grpo: SAPO's gate, for advantages above 0", gt=0, needs="policy_loss sapo"
