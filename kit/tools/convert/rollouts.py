@@ -12,10 +12,13 @@ _PROMPT, _ANSWER = 512, 512  # tokens, where a file says nothing
 
 
 def take_rollouts(draft: Draft) -> None:
-    """Read the loss, the sampling and the lengths, if the user typed ``rewards``."""
-    if "rewards" not in draft.typed:
+    """Read the loss, the sampling and the lengths of such a file, if the user typed ``rewards``."""
+    given = {**draft.given, **draft.given.get("trl", {})}  # a section of axolotl
+    is_one = any(key.startswith(("reward_func", "num_generations")) for key in given)
+    if "rewards" not in draft.typed or not (is_one or {"grpo", "gdpo"} & {given.get("rl"), given.get("rlhf_type")}):
         return
-    draft.given.update(draft.take("trl", {}))  # a section of axolotl
+    draft.given = given
+    draft.take("trl")
     draft.put("objective", "grpo")
     kind = _take_loss(draft)
     for key in [key for key in draft.given if key.startswith(_REPLACED)]:

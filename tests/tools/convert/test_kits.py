@@ -371,6 +371,8 @@ def test_a_file_of_grpo_is_converted_once_the_rewards_are_named(converted):
     ):
         _, recipe = converted(given, name=name, flags={"rewards": "number", "max_length": 600})
         assert {name: getattr(recipe, name) for name in wanted} == wanted, given
+    with pytest.raises(UserError, match="objective sft does not read it"):
+        converted(SWIFT, flags=flags)
     with pytest.raises(UserError, match="policy_loss lists the losses"):
         converted(trl | {"loss_type": "bnpo"}, flags=flags)
     with pytest.raises(UserError, match="not multiplied by the probability ratio"):
