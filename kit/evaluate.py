@@ -13,6 +13,7 @@ import torch
 from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
+from kit.data.chat.template import Jinja
 from kit.data.feed.batches import MicroBatch, evaluation_batches
 from kit.data.feed.data import Data
 from kit.data.open import pad_id
@@ -21,13 +22,14 @@ from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
 from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
+from kit.rollouts.tool_calls import CallReader, MalformedCall, call_reader
 from kit.run.evaluation import Answer, Evaluation
-from kit.scoring.metrics import Metric
+from kit.scoring.metrics import TOOL_CALLS, Metric
 from kit.scoring.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.system.console import Progress, is_main, progress
-from kit.system.errors import Problem
+from kit.system.errors import Problem, UserError
 from kit.tasks.base import Objective
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.policy import Policy
@@ -83,7 +85,8 @@ def evaluate(
             samples = samples.select(with_prompt, "with a prompt")
         # The stop tokens: EOS, and the last tokens of references; a chat template may use another token than EOS.
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
-        of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
+        compare = call_reader(tokenizer, tokenizer.chat_template).equal if TOOL_CALLS in recipe.metrics else None
+        of_answers = [Metric(name, compare) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
         answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress)
         intervals = {}
         for metric, of_metric in zip(of_answers, values, strict=True):
@@ -102,17 +105,36 @@ def evaluate(
         model.train(was_training)
 
 
-def try_metrics(recipe: Recipe, samples: Samples, tokenizer: Any) -> None:
+def try_metrics(recipe: Recipe, samples: Samples, tokenizer: Any, template: Jinja) -> None:
     """Call each metric of the user with the expected answer of the first sample, before the model is loaded.
+
+    With ``tool_calls`` the calls of all expected answers are read, as ``template`` writes them.
 
     Raises:
         MetricError: one fails.
+        UserError: there are no calls that can be read.
     """
     own = [Metric(name) for name in recipe.metrics if is_own(name)]
     if own and recipe.predict_with_generate and recipe.train_on != "all" and len(samples):
         expected = text_of(tokenizer, samples.prompt(0).reference)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0]).get(0), samples.origin(0))
+    if TOOL_CALLS in recipe.metrics and recipe.predict_with_generate:
+        _check_calls(call_reader(tokenizer, template), samples, tokenizer, recipe.train_on)
+
+
+def _check_calls(reader: CallReader, samples: Samples, tokenizer: Any, train_on: str) -> None:
+    num_calls = 0
+    for i in _references(samples, train_on)[0].tolist():
+        prompt, reference = samples.prompt(i)
+        try:
+            num_calls += len(reader.read(tokenizer.decode(prompt), text_of(tokenizer, reference)))
+        except MalformedCall as error:
+            fix = "correct the row, or leave tool_calls out of --metrics"
+            raise UserError(samples.origin(i), f"its last answer has a malformed call: {error}", fix=fix) from None
+    if not num_calls:
+        found = "tool_calls, but no conversation to evaluate on ends with a call"
+        raise UserError("metrics", found, "an assistant's message with tool_calls, last", "leave it out")
 
 
 def _answers(
@@ -164,9 +186,10 @@ def _answers(
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)
-                answer = Answer(samples.shown(tokenizer.decode(prompt)), *texts)
+                text = tokenizer.decode(prompt)
+                answer = Answer(samples.shown(text), *texts)
                 try:
-                    given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
+                    given = answer.reference, answer.text, data_rows.get(i), samples.origin(i), text
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
                 except MetricError as error:
                     failed.setdefault(i, error.problems)

@@ -202,7 +202,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
     if data.images:
         checked.notes.append(data.images.description)
     if data.evaluation is not None:
-        try_metrics(recipe, data.evaluation, tokenizer)
+        try_metrics(recipe, data.evaluation, tokenizer, data.chat_template)
     if recipe.rewards and checked.trains and not isinstance(data, Stream) and is_main():
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 

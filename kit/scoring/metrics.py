@@ -1,7 +1,8 @@
 """Metrics of generated answers: each compares an answer with the text that was expected.
 
 Those of the kit go from 0 to 1. All but ``bleu`` give a number for each answer, and the result is their mean. ``bleu``
-is of the corpus: the counts of all answers are added up, and the score is that of the sums.
+is of the corpus: the counts of all answers are added up, and the score is that of the sums. ``tool_calls`` passes over
+answers that neither call nor should.
 
 Promises: a metric depends on nothing but the two texts (a user's also on the row of the data), so the result is the
 same on every topology. The confidence interval of a result is the same at each call.
@@ -85,8 +86,8 @@ METRICS: dict[str, Callable[[str, str], float]] = {
     "chrf": chrf,
     "rouge_l": rouge_l,
 }
-BLEU = "bleu"
-_RIGHT_OR_WRONG = ("exact_match", "number")
+BLEU, TOOL_CALLS = "bleu", "tool_calls"
+_RIGHT_OR_WRONG = ("exact_match", "number", TOOL_CALLS)
 _NUM_COUNTS = 10  # that BLEU needs of an answer
 
 
@@ -121,9 +122,13 @@ def _bleu() -> Any:
 
 @dataclass(frozen=True)
 class Metric:
-    """One of the setting ``metrics``: a name of ``METRICS``, ``bleu``, or ``FILE.py:FUNCTION`` of the user."""
+    """One of the setting ``metrics``: a name of ``METRICS``, ``bleu``, ``tool_calls``, or ``FILE.py:FUNCTION``.
+
+    ``compare``: for ``tool_calls``, see ``kit.rollouts.tool_calls.CallReader.equal``.
+    """
 
     name: str
+    compare: Callable[[str, str, str], float] | None = None
 
     @property
     def key(self) -> str:
@@ -135,8 +140,10 @@ class Metric:
         """How many numbers it needs for an answer."""
         return _NUM_COUNTS if self.name == BLEU else 1
 
-    def values(self, expected: str, answer: str, row: Any, origin: str) -> Sequence[float]:
+    def values(self, expected: str, answer: str, row: Any, origin: str, prompt: str = "") -> Sequence[float]:
         """Return the ``num_values`` numbers of one answer. See ``own_metric.score``, also for what is raised."""
+        if self.compare and self.name == TOOL_CALLS:
+            return [self.compare(prompt, expected, answer)]
         if self.name == BLEU:
             return bleu_counts(answer, expected)
         if own_metric.is_own(self.name):
@@ -147,17 +154,18 @@ class Metric:
         """Return the numbers of each row of the data, by the name of the result that they make.
 
         Args:
-            values: of n answers to each of N rows, float64 [N, n, num_values].
+            values: of n answers to each of N rows, float64 [N, n, num_values]; NaN: passed over.
 
         Returns:
-            float64 [N, num_values]: under the metric's own name the mean over the n answers; if n is above 1 also
-            their best, as ``number/pass@4`` of what is right or wrong, as ``token_f1/best@4`` of another. BLEU has no
-            best: it is not a number of an answer.
+            float64 [N, num_values], without rows that are passed over: under the metric's own name the mean over the n
+            answers; if n is above 1 also their best, as ``number/pass@4`` of what is right or wrong, as
+            ``token_f1/best@4`` of another. BLEU has no best: it is not a number of an answer.
         """
         num = values.shape[1]
-        found = {self.key: values.mean(axis=1) if num > 1 else values[:, 0]}
+        values = values[~np.isnan(values).all(axis=(1, 2))]
+        found = {self.key: np.nanmean(values, axis=1) if num > 1 else values[:, 0]}
         if num > 1 and self.name != BLEU:
-            found[f"{self.key}/{'pass' if self.name in _RIGHT_OR_WRONG else 'best'}@{num}"] = values.max(axis=1)
+            found[f"{self.key}/{'pass' if self.name in _RIGHT_OR_WRONG else 'best'}@{num}"] = np.nanmax(values, axis=1)
         return found
 
     def result(self, numbers: np.ndarray) -> float:
@@ -171,7 +179,7 @@ class Metric:
 
 def is_share(key: str) -> bool:
     """Return whether a metric of answers in ``metrics.jsonl`` goes from 0 to 1: one of the kit, not of the user."""
-    return key.removeprefix("eval_").partition("/")[0] in (*METRICS, BLEU)
+    return key.removeprefix("eval_").partition("/")[0] in (*METRICS, BLEU, TOOL_CALLS)
 
 
 def bounds_of(array: np.ndarray, result: Callable[[np.ndarray], float]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from kit.scoring.own_metric import OwnMetric, is_own, key_of
 _option = partial(option, "Evaluation")
 # What one of ``metrics`` or ``rewards`` needs.
 METRIC_PACKAGES = {"math": "math_verify", "bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
-MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
+MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l", "tool_calls"]
 # Also a user's metric, and several answers to each prompt.
 _FOLLOWED = r"^eval_([A-Za-z_]\w*(/(pass|best)@\d+)?|rewards/(accuracies|margins))$"
 
@@ -77,7 +77,7 @@ class EvalSettings(BaseModel):
     metrics: Annotated[list[MetricName | OwnMetric], BeforeValidator(comma_separated)] = _option(
         ["exact_match"],
         "metrics of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
-        expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION",
+        expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, tool_calls, and FILE.py:FUNCTION",
         needs="predict_with_generate",
     )
     max_new_tokens: int = _option(
@@ -112,7 +112,9 @@ class EvalSettings(BaseModel):
             return []
         keys = dict.fromkeys(["exact_match", *map(key_of, self.metrics)])
         num = self.num_return_sequences
-        best = {key: "pass" if key in ("exact_match", "number") else "best" for key in keys if key != "bleu"}
+        best = {
+            key: "pass" if key in ("exact_match", "number", "tool_calls") else "best" for key in keys if key != "bleu"
+        }
         return [f"eval_{key}" for key in keys] + [f"eval_{key}/{best[key]}@{num}" for key in best if num > 1]
 
 
