@@ -40,7 +40,7 @@ def why_not_served(config: Any, by_vllm: bool = False) -> str:
     if found:
         return f"vLLM and llama.cpp load no adapter with {' and '.join(found)}"
     if config.target_parameters:
-        return "llama.cpp loads no adapter on fused experts, and vLLM those of a few families only"
+        return "no server was tried with an adapter on fused experts; vLLM loads those of a few families, by its source"
     if max([config.r, *(config.rank_pattern or {}).values()]) > _VLLM_RANK:
         return f"vLLM loads no adapter of rank above {_VLLM_RANK}"
     is_weaker = config.use_rslora and not by_vllm
