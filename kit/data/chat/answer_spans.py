@@ -33,7 +33,7 @@ CLOSED = "the chat template writes no end-of-turn token after the last answer: t
 # What opens or closes a part of a turn: <think>, </think>, <|channel>, [THINK].
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A generation prompt that opens a <think> block, and what ends one: </think>, <|END_THINKING|>, [/THINK].
-_OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
+OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
 # A tag that closes a part: </think>, [/THINK], <|END_THINKING|>, <channel|>.
 _CLOSING = re.compile(r"</|\[/|<\|?end|<\w+\|>$", re.IGNORECASE)
@@ -223,7 +223,7 @@ class AnswerFinder:
         fix = OTHER_TEMPLATE
         if not i:
             fix = 'give the first answer "train": false, or put a question before it'
-        elif _OPENED.search(prompt) and not inline_reasoning(conversation.messages[i]):
+        elif OPENED.search(prompt) and not inline_reasoning(conversation.messages[i]):
             fix = AS_CONTENT
         at = _num_shared(text, prompt)
         raise self._template.refusal(f"{reason} ({text[at : at + 20]!r} instead of {prompt[at : at + 20]!r})", fix)
@@ -269,7 +269,7 @@ def _think_remarks(prompt: str, answer: str) -> tuple[str, ...]:
     """Remarks on an answer whose generation prompt opens a <think> block."""
     # Such a tag has no other bracket in it; a search from the start would try each of the prompt.
     starts = (prompt.rfind("<"), prompt.rfind("["))
-    if not any(_OPENED.match(prompt, start) for start in starts if start >= 0):
+    if not any(OPENED.match(prompt, start) for start in starts if start >= 0):
         return ()
     closing = _CLOSED.search(answer)
     reasoning = answer[: closing.start()] if closing else answer

@@ -65,6 +65,11 @@ class Drafter:
         self._finder = AnswerFinder(template, stops)
         self._names = [name for name in REASONING if reads(template, name)]
 
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether the template writes the reasoning of an answer."""
+        return bool(self._names)
+
     def drafts(self, messages: Messages, first: int, tools: Tools) -> list[Draft]:
         """Return the texts in which the answers from message number ``first`` on are supervised, each answer once.
 
@@ -78,7 +83,7 @@ class Drafter:
         if self._train_on == "last":
             supervised = supervised[-1:]
         supervised = [i for i in supervised if weights[i]]
-        messages = [self._prepared(message) for message in messages]
+        messages = [self.prepared(message) for message in messages]
         check_extras(self._template, messages, tools, supervised)
         try:
             return self._drafts(messages, supervised, weights, tools)
@@ -86,7 +91,7 @@ class Drafter:
             if any(message.get("tool_calls") for message in messages):
                 with suppress(UserError):
                     return self._drafts(
-                        [_with_json_arguments(message) for message in messages], supervised, weights, tools
+                        [with_json_arguments(message) for message in messages], supervised, weights, tools
                     )
             raise
 
@@ -133,7 +138,7 @@ class Drafter:
         messages = conversation.messages
         if parts := inline_reasoning(messages[i]):
             tag, reasoning, rest = parts
-            moved = self._prepared(messages[i] | {"reasoning_content": reasoning.strip(), "content": rest.strip()})
+            moved = self.prepared(messages[i] | {"reasoning_content": reasoning.strip(), "content": rest.strip()})
             text = moved_text = ""
             with suppress(UserError):
                 text = conversation.render(i + 1)
@@ -166,7 +171,7 @@ class Drafter:
             remarks = last.remarks if self._stops.ends_turn(text, start, last.end) else (*last.remarks, NO_END_OF_TURN)
         return Draft(text, [], 1.0, remarks, _num_images(messages))
 
-    def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
+    def prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
         # Arrow fills absent keys with null, and a template that tests `is defined` would take null for a value.
         taken = {key: value for key, value in message.items() if value is not None and key != "weight"}
@@ -212,7 +217,7 @@ def _num_images(messages: Messages) -> int:
     return sum(message["content"].count(IMAGE) for message in messages)
 
 
-def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
+def with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with the arguments of its tool calls as JSON strings, which some templates expect."""
     calls = []
     for call in message.get("tool_calls") or []:
