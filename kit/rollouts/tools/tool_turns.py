@@ -1,0 +1,213 @@
+"""The token ids with which tool results, and the prompt of the next turn, follow a turn that the model has sampled.
+
+Promises:
+
+- Sampled ids are never encoded again: the ids of results are appended to them, after the end-of-turn token.
+- ``check`` proves, without a model, that the prompt of the next turn, encoded at once, is the prompt before it, the
+  turn, and the appended ids. A template that rewrites a turn once results follow is refused.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product, zip_longest
+from typing import Any, NamedTuple
+
+from kit.data.chat.answer_spans import OPENED, AnswerFinder
+from kit.data.chat.conversation import Conversation
+from kit.data.chat.shown import check_shown
+from kit.data.chat.template import Jinja, Messages
+from kit.data.chat.turn_ends import Stops
+from kit.data.chat.turns import Drafters, with_json_arguments
+from kit.system.errors import UserError
+
+KEEPS_TURNS = (
+    "--chat_template_kwargs enable_thinking=true if it reads that, or --chat_template with a template that writes an "
+    "earlier turn as the model wrote it"
+)
+NO_END = "it ends a turn with a call without an end-of-turn token"
+
+# Results that templates and tokenizers may trip over.
+_CONTENTS = ("42", "", '{"degrees": -0.5, "sky": "clear"}', "\n two\n\nlines \n", "é ∑ 漢字 🙂", 'say "x" \\n')
+_ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"city": "Oslo"},
+    {"text": "é 漢字\n", "numbers": [1, -2.5], "is_on": True},
+)
+_QUESTION = {"role": "user", "content": "?"}
+_OPENING = [{"role": "system", "content": "Be kind."}, _QUESTION, {"role": "assistant", "content": "Yes."}]
+_PROBE = "probe_tool"
+
+
+class Result(NamedTuple):
+    """The result of a call, or the error message that the model is given instead."""
+
+    name: str  # of the called tool
+    content: str
+    call_id: str = "call00000"  # Mistral's templates take nine letters and digits
+
+
+class ToolTurns:
+    """How a chat template writes tool results. All methods raise ``UserError`` if it does not take the conversation.
+
+    Attributes:
+        takes_several: it writes several calls in a turn; False before ``check``.
+    """
+
+    def __init__(self, source: Jinja, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
+        """
+        Args:
+            source: of the template, as ``resolve_template`` returns it.
+            tools: their JSON schemas, at least one.
+        """
+        self._template, self._drafter = Drafters(source, tokenizer, "assistant").of(True, {})
+        self._stops = Stops(tokenizer)
+        self._finder = AnswerFinder(self._template, self._stops)
+        self._tokenizer, self._tools = tokenizer, tools
+        self.takes_several = False
+        self._as_text, self._with_reasoning = self._find_form()
+
+    def prompt(self, messages: Messages) -> list[int]:
+        """Return the ids of the messages with the tools, to the generation prompt."""
+        return self._encode(self._template.render(self._prepared(messages), self._tools, add_generation_prompt=True))
+
+    def append(self, sampled: Sequence[int], results: Sequence[Result]) -> list[int] | None:
+        """Return the ids that follow a turn: the results, and the generation prompt of the next turn.
+
+        Args:
+            sampled: the turn. If it does not end with the template's end-of-turn token after a call, because it was
+                truncated or the model wrote another stop token, None is returned: nothing can follow.
+            results: of all its calls, in their order.
+        """
+        end, *ids = self._following(results)
+        return ids if list(sampled[-1:]) == [end] else None
+
+    def check(self) -> None:
+        """Prove the promises on conversations with one call and several, reasoning and none, and all kinds of results.
+
+        Raises:
+            UserError: it says what differs, and in which conversation.
+        """
+        kinds = [
+            (more + after, (reasons, opening))
+            for after, opening in self._openings()
+            for more, reasons in self._reasoning()
+        ]
+        for name, kind in kinds:
+            self._check(f"a call{name}", self._conversation(1, *kind))
+        try:
+            for name, kind in kinds:
+                self._check(f"two calls{name}", self._conversation(2, *kind))
+            self.takes_several = True
+        except UserError:
+            self.takes_several = False
+
+    def _openings(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        """What may come before the question: nothing; a system message and an exchange, or this exchange alone."""
+        for after, opening in ((" after a system message and an answer", _OPENING), (" after an answer", _OPENING[1:])):
+            with suppress(UserError):
+                self.prompt([*opening, _QUESTION])
+                return [("", []), (after, opening)]
+        return [("", [])]
+
+    def _reasoning(self) -> list[tuple[str, bool]]:
+        """Whether turns with a call have reasoning, which the generation prompt may open: both, if both can be."""
+        prompt = self._template.render([_QUESTION], self._tools, add_generation_prompt=True)
+        if not self._drafter.reads_reasoning:
+            return [("", False)]
+        kinds = [(" without reasoning", False)] * (not OPENED.search(prompt))
+        with suppress(UserError):  # some templates write none before a call
+            self._finder.find(self._conversation(1, True, []), 1)
+            kinds.append((" and reasoning", True))
+        return kinds or [("", False)]
+
+    def _find_form(self) -> tuple[bool, bool]:
+        """How it takes a turn with a call: with arguments as JSON or not, with reasoning or not."""
+        problems = []
+        check_shown(self._template, self._template.render([_QUESTION], self._tools), [_QUESTION], self._tools)
+        for form in product((False, True), (False, True)):
+            self._as_text, self._with_reasoning = form
+            try:
+                self._following([Result(_PROBE, "?")])
+                return form
+            except UserError as error:
+                problems += error.problems
+        raise UserError(problems[0])
+
+    def _following(self, results: Sequence[Result]) -> list[int]:
+        """The end-of-turn token of a turn with calls, and the ids after it."""
+        assert results, "the template writes something else after a turn without results"
+        turn = _turn([(each.name, {}, each.call_id) for each in results], self._with_reasoning)
+        messages = self._prepared([_QUESTION, turn, *map(_message, results)])
+        text, appended = self._divided("a call", Conversation(self._template, messages, self._tools), 1, len(messages))
+        # A tokenizer splits a text at the end-of-turn token before anything else, so this is what the whole would give.
+        return self._encode(self._stops.before(text, len(text)) + appended)
+
+    def _divided(self, name: str, conversation: Conversation, i: int, num: int) -> tuple[str, str]:
+        """Divide the prompt after ``num`` messages: to the end-of-turn token of turn number ``i``, and the rest."""
+        try:
+            answer = self._finder.closed(self._finder.find(conversation, i), conversation, i)
+        except UserError as error:
+            problem = error.problems[0]
+            raise self._template.refusal(f"in a trial conversation with {name}, {problem.found}", problem.fix) from None
+        text, prompt = answer.text[: answer.end], conversation.render(num, add_generation_prompt=True)
+        if not self._stops.ends_turn(text, answer.spans[0][0], answer.end):
+            raise self._template.refusal(f"{NO_END}: {text[-20:]!r}")
+        if not prompt.startswith(text):
+            at = next(k for k, (one, two) in enumerate(zip_longest(text, prompt)) if one != two)
+            found = (
+                f"it rewrites earlier text once results follow {name}: {_shown(text, at)} becomes {_shown(prompt, at)}"
+            )
+            raise self._template.refusal(found, KEEPS_TURNS)
+        return text, prompt[len(text) :]
+
+    def _check(self, name: str, conversation: Conversation) -> None:
+        messages = conversation.messages
+        turns = [i for i, message in enumerate(messages) if message.get("tool_calls")]
+        for i, num in zip(turns, [*turns[1:], len(messages)], strict=True):
+            results = [Result(each["name"], each["content"], each["tool_call_id"]) for each in messages[i + 1 : num]]
+            text, rest = self._divided(name, conversation, i, num)
+            check_shown(self._template, rest, messages[i + 1 : num], None)
+            found, wanted = self._encode(text), self._encode(text + rest)
+            end, *ids = self._following(results)
+            if found[-1:] != [end] or found + ids != wanted:
+                pairs = enumerate(zip_longest(found + ids, wanted))
+                at = next((k for k, (one, two) in pairs if one != two), 0)
+                decode = self._tokenizer.decode
+                raise self._template.refusal(
+                    f"the results after {name} are other tokens where the whole conversation is encoded: "
+                    f"{decode((found + ids)[at : at + 8])!r} becomes {decode(wanted[at : at + 8])!r}",
+                    KEEPS_TURNS,
+                )
+
+    def _conversation(self, num_calls: int, reasons: bool, opening: list[dict[str, Any]]) -> Conversation:
+        """A question after ``opening``, and turns with ``num_calls`` and their results."""
+        messages = [*opening, _QUESTION]
+        for k in range(0, len(_CONTENTS), num_calls):
+            calls = [(f"{_PROBE}{n % 2}", _ARGUMENTS[n % 3], f"call{n:05}") for n in range(k, k + num_calls)]
+            messages.append(_turn(calls, reasons))
+            messages += [_message(Result(each, _CONTENTS[k + n], i)) for n, (each, _, i) in enumerate(calls)]
+        return Conversation(self._template, self._prepared(messages), self._tools)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
+        taken = [self._drafter.prepared(message) for message in messages]
+        return [with_json_arguments(message) for message in taken] if self._as_text else taken
+
+
+def _turn(calls: Sequence[tuple[str, dict[str, Any], str]], reasons: bool) -> dict[str, Any]:
+    """A turn of the model with these calls: name, arguments, id."""
+    made = [
+        {"type": "function", "function": {"name": name, "arguments": given}, "id": id_} for name, given, id_ in calls
+    ]
+    turn = {"role": "assistant", "content": "", "tool_calls": made}
+    return turn | ({"reasoning_content": "Think."} if reasons else {})
+
+
+def _message(result: Result) -> dict[str, Any]:
+    return {"role": "tool", "content": result.content, "name": result.name, "tool_call_id": result.call_id}
+
+
+def _shown(text: str, at: int) -> str:
+    return repr(text[at : at + 30]) if at < len(text) else "the end"

@@ -1,0 +1,168 @@
+"""Tool results as token ids: what is appended to a sampled turn is what one encoding of the whole conversation has."""
+
+import json
+import random
+
+import pytest
+from data_helpers import HEADER, PROMPT, SPECIAL, TEXTS, byte_level_tokenizer, sentencepiece_tokenizer, template_of
+
+from kit.data.chat.template import Template
+from kit.rollouts.tools.tool_turns import Result, ToolTurns
+from kit.system.errors import UserError
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("weather", "time")]
+LISTED = "{% for t in tools %}{{ t | tojson }}{% endfor %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}</tool_call>"
+    "{% endfor %}"
+)
+END = "<|im_end|>\n{% endfor %}" + PROMPT
+# One tool turn for each result, as Hermes has it.
+APART = LISTED + HEADER + "{{ m.content }}" + CALLS + END
+# The token that opens the next turn is what ends one, as in GLM 4.
+NEXT = (
+    LISTED + "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "\nCALL {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# Reasoning is kept in all turns.
+THINKS = (
+    (LISTED + HEADER + "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}")
+    + CALLS
+    + END
+)
+# It is kept in the last turn alone.
+FORGETS = THINKS.replace("m.reasoning_content %}", "m.reasoning_content and loop.index0 >= messages | length - 2 %}")
+# Calls are numbered over the whole conversation.
+NUMBERS = (
+    (LISTED + "{% set n = namespace(calls=0) %}" + HEADER + "{{ m.content }}" + CALLS)
+    + "{% if m.role == 'tool' %}{{ n.calls }}{% set n.calls = n.calls + 1 %}{% endif %}"
+    + END
+)
+# The last message has no line break after it.
+BREAKS = APART.replace("<|im_end|>\n", "<|im_end|>{% if not loop.last %}{{ '\n' }}{% endif %}")
+# Ids of calls have nine characters, as Mistral's.
+NINE = APART.replace("<tool_call>", "{% if c.id | length != 9 %}{{ raise_exception('ids') }}{% endif %}<tool_call>")
+# Results are left out.
+DEAF = APART.replace("{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}")
+
+# By name: the template, the token that ends a turn, and whether it writes several calls in one.
+TAKEN = {
+    "apart": (APART, "<|im_end|>", True),
+    "next": (NEXT, "<|tool|>", True),
+    "thinks": (THINKS, "<|im_end|>", True),
+    "chatml": ("chatml", "<|im_end|>", True),
+    "llama3": ("llama3", "<|eot_id|>", False),
+    "qwen25": ("qwen25", "<|im_end|>", True),  # it merges the results of a turn
+    "llama31": ("llama31", "<|eot_id|>", False),
+    "ids": (NINE, "<|im_end|>", True),
+    "granite": ("granite", "<|end_of_text|>", True),
+}
+REFUSED = {
+    "forgets": (FORGETS, "once results follow a call and reasoning: 'hink>Think.</think>"),
+    "qwen3": ("qwen3", "it rewrites earlier text once results follow a call without reasoning: 'hink>"),
+    "numbers": (NUMBERS, "are other tokens where the whole conversation is encoded: '0<|im_end|>"),
+    "breaks": (BREAKS, r"it rewrites earlier text once results follow a call: '<|im_start|>assist"),
+    "deaf": (DEAF, "the template leaves its text out or changes it"),
+    # The system message is part of a question that is the last message.
+    "mistral_v3": (
+        "mistral_v3",
+        "a call after a system message and an answer, messages[4]: the text before the answer differs",
+    ),
+    "no tools": ("bare", "the template leaves out the tool 'weather'"),
+}
+TOKENIZERS = {
+    "byte level": lambda end: byte_level_tokenizer(eos_token=end, bos_token="<bos>"),
+    "metaspace": lambda end: sentencepiece_tokenizer("metaspace", SPECIAL),
+    "prepend": lambda end: sentencepiece_tokenizer("prepend", SPECIAL),
+}
+
+
+def opened(template, tokenizer):
+    source = template if "{" in template else template_of(template, tokenizer)
+    return source, ToolTurns(source, tokenizer, TOOLS)
+
+
+def conversation(draw, takes_several, reasons):
+    """A random prompt, and turns with calls, each with its results."""
+    system = [{"role": "system", "content": draw.choice(TEXTS)}] * draw.randrange(2)
+    earlier = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}] * draw.randrange(2)
+    turns = []
+    for _ in range(draw.randint(1, 4)):
+        results = [
+            Result(draw.choice(["weather", "time"]), draw.choice([*TEXTS, "", "-2.5"]), f"{draw.randrange(10**9):09}")
+            for _ in range(draw.randint(1, 3 if takes_several else 1))
+        ]
+        functions = [{"name": each.name, "arguments": {"city": draw.choice(TEXTS)}} for each in results]
+        calls = [{"type": "function", "function": f, "id": r.call_id} for f, r in zip(functions, results, strict=True)]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        turns.append((turn | ({"reasoning_content": "A thought"} if reasons else {}), results))
+    return [*system, *earlier, {"role": "user", "content": draw.choice(TEXTS)}], turns
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("shape", TAKEN)
+def test_the_ids_of_a_trajectory_are_those_of_the_whole_conversation(shape, kind):
+    template, end, takes_several = TAKEN[shape]
+    tokenizer = TOKENIZERS[kind](end)
+    if not tokenizer.get_added_vocab().get(end) and end != "</s>":
+        pytest.skip(f"no {end}")
+    source, tool_turns = opened(template, tokenizer)
+    tool_turns.check()
+    assert tool_turns.takes_several == takes_several
+    draw = random.Random(shape)
+    own = Template(source, tokenizer)
+
+    def text_of(messages):
+        return own.render(messages, TOOLS, add_generation_prompt=True)
+
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    for _ in range(200 if kind == "byte level" else 20):
+        messages, turns = conversation(draw, takes_several, shape == "thinks" and draw.random() < 0.5)
+        ids, prompt = tool_turns.prompt(messages), text_of(messages)
+        assert ids == encode(prompt)
+        for turn, results in turns:
+            more = [{"role": "tool", "name": n, "content": c, "tool_call_id": i} for n, c, i in results]
+            messages = [*messages, turn, *more]
+            text = text_of(messages)
+            written = text[: text.index(end, len(prompt)) + len(end)]  # the prompt, and what a model wrote after it
+            before = encode(written)
+            assert before + tool_turns.append(before, results) == encode(text)
+            # A tokenizer like GPT-2's splits a line break that the prompt ends with otherwise if text follows.
+            if text.startswith(prompt) and before[: len(ids)] == ids:
+                sampled = before[len(ids) :]
+                ids = ids + sampled + tool_turns.append(sampled, results)
+                assert ids == encode(text)
+            else:
+                assert kind == "byte level" and shape in ("llama3", "llama31")
+                ids = encode(text)
+            prompt = text
+
+
+def test_sampled_ids_stay_and_nothing_follows_another_end():
+    """They may be other tokens than the tokenizer makes of their text."""
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    _, tool_turns = opened("qwen25", tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    spelled = [tokenizer(letter).input_ids[0] for letter in "Hello"]
+    assert spelled != tokenizer("Hello").input_ids
+    text = tokenizer.decode(tool_turns.append([*spelled, end], [Result("time", "12"), Result("time", "<13>")]))
+    begin, answer = "\n<|im_start|>user", "<|im_end|>\n<|im_start|>assistant\n"
+    results = "".join(f"\n<tool_response>\n{each}\n</tool_response>" for each in ("12", "<13>"))
+    assert text == begin + results + answer
+    assert tool_turns.append(spelled, [Result("time", "12")]) is None  # truncated
+    assert tool_turns.append([*spelled, tokenizer.convert_tokens_to_ids("<|eot_id|>")], [Result("time", "12")]) is None
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+def test_a_template_that_would_not_write_the_conversation_as_it_was_is_refused(shape):
+    template, found = REFUSED[shape]
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    with pytest.raises(UserError) as caught:
+        opened(template, tokenizer)[1].check()
+    (problem,) = caught.value.problems
+    assert found in problem.found and problem.fix and problem.where == "chat_template"
+    assert json.dumps(problem.found)
