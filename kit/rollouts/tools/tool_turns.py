@@ -50,6 +50,7 @@ class ToolTurns:
     """How a chat template writes tool results. All methods raise ``UserError`` if it does not take the conversation.
 
     Attributes:
+        end: the id that ends a turn with calls, at which sampling has to stop.
         takes_several: it writes several calls in a turn; False before ``check``.
     """
 
@@ -74,12 +75,11 @@ class ToolTurns:
         """Return the ids that follow a turn: the results, and the generation prompt of the next turn.
 
         Args:
-            sampled: the turn. If it does not end with the template's end-of-turn token after a call, because it was
-                truncated or the model wrote another stop token, None is returned: nothing can follow.
+            sampled: the turn. If it does not end with ``end``, because it was truncated or the model wrote another stop
+                token, None is returned: nothing can follow.
             results: of all its calls, in their order.
         """
-        end, *ids = self._following(results)
-        return ids if list(sampled[-1:]) == [end] else None
+        return self._following(results)[1:] if list(sampled[-1:]) == [self.end] else None
 
     def check(self) -> None:
         """Prove the promises on conversations with one call and several, reasoning and none, and all kinds of results.
@@ -127,7 +127,7 @@ class ToolTurns:
         for form in product((False, True), (False, True)):
             self._as_text, self._with_reasoning = form
             try:
-                self._following([Result(_PROBE, "?")])
+                self.end = self._following([Result(_PROBE, "?")])[0]
                 return form
             except UserError as error:
                 problems += error.problems
@@ -169,7 +169,7 @@ class ToolTurns:
             check_shown(self._template, rest, messages[i + 1 : num], None)
             found, wanted = self._encode(text), self._encode(text + rest)
             end, *ids = self._following(results)
-            if found[-1:] != [end] or found + ids != wanted:
+            if not found[-1] == end == self.end or found + ids != wanted:
                 pairs = enumerate(zip_longest(found + ids, wanted))
                 at = next((k for k, (one, two) in pairs if one != two), 0)
                 decode = self._tokenizer.decode
