@@ -22,7 +22,7 @@ from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
 from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
-from kit.rollouts.tool_calls import CallReader, MalformedCall, call_reader
+from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, call_reader
 from kit.run.evaluation import Answer, Evaluation
 from kit.scoring.metrics import TOOL_CALLS, Metric
 from kit.scoring.own_metric import MetricError, is_own

@@ -17,7 +17,7 @@ from kit.evaluate import evaluate, try_metrics
 from kit.model.build import open_config
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.preflight import preflight
-from kit.rollouts.tool_calls import MalformedCall, call_reader
+from kit.rollouts.tools.tool_calls import MalformedCall, call_reader
 from kit.scoring.metrics import Metric
 from kit.system.errors import UserError
 from kit.tasks.objectives import build_objective

@@ -124,7 +124,7 @@ def _bleu() -> Any:
 class Metric:
     """One of the setting ``metrics``: a name of ``METRICS``, ``bleu``, ``tool_calls``, or ``FILE.py:FUNCTION``.
 
-    ``compare``: for ``tool_calls``, see ``kit.rollouts.tool_calls.CallReader.equal``.
+    ``compare``: for ``tool_calls``, see ``kit.rollouts.tools.tool_calls.CallReader.equal``.
     """
 
     name: str
