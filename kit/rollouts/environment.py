@@ -1,9 +1,9 @@
-"""Environments: the prompts, and the rewards of completions."""
+"""Environments: the prompts, what follows a turn of the policy, and the rewards."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,12 +20,57 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
 
 
-class SingleTurn:
-    """A single turn: one completion to a prompt of the data, whose rewards are computed while others are generated.
+class Environment(Protocol):
+    """What the policy acts in, see ``kit.rollouts.play``. On each rank it has the trajectories that the rank plays.
 
     Attributes:
         keys: the name of each reward in metrics.
+        max_turns: of a trajectory.
+        resets: whether trajectories begin with ``reset``.
     """
+
+    keys: list[str]
+    max_turns: int
+    resets: bool
+
+    def start(self, key: tuple[int, int, int]) -> Trajectory:
+        """Return a trajectory that begins with the prompt."""
+
+    def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
+        """Add what the environment shows first; ``most`` and ``progress`` as in ``score``."""
+
+    def room(self, trajectory: Trajectory) -> int:
+        """Return the most tokens that the next turn may have."""
+
+    def step(self, trajectory: Trajectory, completion: Completion) -> None:
+        """Append a turn of the policy, and start to work on what follows it."""
+
+    def collect(self, most: int, progress: Progress) -> None:
+        """Append what follows the turns since the last call, or set the outcome; arguments as in ``score``."""
+
+    def score(self, most: int, progress: Progress) -> None:
+        """Wait for the rewards of this rank's trajectories.
+
+        Args:
+            most: trajectories of any rank.
+            progress: ends it after a stop, and then rewards may be missing, also of the last one.
+        """
+
+    def say_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        """Say why rewards failed, once for each. Raises ``MetricError`` if no trajectory of a rollout has a reward."""
+
+    def closing_notes(self) -> list[str]:
+        """A line for each reward that failed."""
+
+    def close(self) -> None:
+        """Work on nothing more, after a rollout that ends early."""
+
+
+class SingleTurn:
+    """An ``Environment`` of a single turn: a completion to a prompt, whose rewards come while others are generated."""
+
+    max_turns = 1
+    resets = False
 
     def __init__(self, recipe: "Recipe", prompts: Samples, tokenizer: Any, is_stopping: Callable[[], bool]) -> None:
         """
@@ -39,42 +84,51 @@ class SingleTurn:
         is_read = any(map(is_own, recipe.rewards))
         self._rows: Any = prompts.data_rows(range(len(prompts))) if is_read else {}
         self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, cores_of_rank(), is_stopping)
-        self._submitted: list[tuple[Trajectory, Future[list[float | str]]]] = []
+        self._scored: list[tuple[Trajectory, Future[list[float | str]]]] = []
         self._failures: Counter[str] = Counter()  # by reward
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
-        """Return a trajectory that begins with the prompt."""
+        """See ``Environment``."""
         return Trajectory(key, [Segment(self._prompts.prompt(key[1]).ids, 0.0)])
 
+    def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
+        """See ``Environment``: the prompt is all."""
+
+    def room(self, trajectory: Trajectory) -> int:
+        """See ``Environment``."""
+        return self._recipe.max_new_tokens
+
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
-        """Append a completion, and start to compute its rewards."""
-        ids, trajectory.ended, logps = completion
-        trajectory.segments.append(Segment(ids, 1.0))
-        if logps:
-            trajectory.logps["engine_logps"] = list(logps)
-        i = trajectory.sample
-        expected = text_of(self._tokenizer, self._prompts.prompt(i).reference)
-        answer = text_of(self._tokenizer, ids, trajectory.ended)
-        row, origin = self._rows.get(i), self._prompts.origin(i)
-        attempt = Attempt(expected, answer, row, origin, len(ids), self._recipe.max_new_tokens)
-        self._submitted.append((trajectory, self._scorer.submit(attempt)))
+        """See ``Environment``: start to compute the rewards."""
+        append_turn(trajectory, completion)
+        self._scored.append((trajectory, self._scorer.submit(self._attempt(trajectory))))
 
     def collect(self, most: int, progress: Progress) -> None:
-        """Wait for the rewards of this rank's trajectories.
+        """See ``Environment``: nothing follows."""
 
-        Args:
-            most: trajectories of any rank.
-            progress: ends it after a stop, and then rewards may be missing, also of the last one.
-        """
+    def score(self, most: int, progress: Progress) -> None:
+        """See ``Environment``."""
         for number in progress(range(most + 1), "rewards", most):
-            for trajectory, rewards in self._submitted[number : number + 1]:
+            for trajectory, rewards in self._scored[number : number + 1]:
                 trajectory.rewards = rewards.result()
                 pairs = zip(self._weights, trajectory.rewards, strict=False)
                 trajectory.reward = sum(w * each if isinstance(each, float) else np.nan for w, each in pairs)
-        self._submitted = []
+        self._scored = []
+
+    def _attempt(self, trajectory: Trajectory) -> Attempt:
+        """What the rewards of a trajectory need."""
+        i, answer = trajectory.sample, trajectory.segments[-1].ids
+        return Attempt(
+            expected=text_of(self._tokenizer, self._prompts.prompt(i).reference),
+            answer=text_of(self._tokenizer, answer, trajectory.ended),
+            row=self._rows.get(i),
+            origin=self._prompts.origin(i),
+            num_tokens=len(answer),
+            max_new_tokens=self._recipe.max_new_tokens,
+        )
 
     def say_failures(self, trajectories: Sequence[Trajectory]) -> None:
-        """Say why rewards failed, once for each. Raises ``MetricError`` if no trajectory of a rollout has a reward."""
+        """See ``Environment``."""
         failed = [
             (key, why)
             for trajectory in trajectories
@@ -88,9 +142,18 @@ class SingleTurn:
         say(*(f"warning: reward {key} failed, its completion is dropped: {why}" for key, why in new.items()))
 
     def closing_notes(self) -> list[str]:
-        """A line for each reward that failed."""
+        """See ``Environment``."""
         return [f"warning: reward {name} failed {count} times" for name, count in self._failures.items()]
 
     def close(self) -> None:
-        """Compute no more rewards, after a rollout that ends early."""
+        """See ``Environment``."""
         self._scorer.close()
+
+
+def append_turn(trajectory: Trajectory, completion: Completion) -> None:
+    """Append a turn of the policy, and set the outcome as if it were the last one."""
+    ids, ended, logps = completion
+    trajectory.segments.append(Segment(ids, 1.0))
+    trajectory.outcome = "ended" if ended else "max_new_tokens"
+    if logps:
+        trajectory.logps.setdefault("engine_logps", []).extend(logps)

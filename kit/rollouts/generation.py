@@ -20,6 +20,7 @@ class Request(NamedTuple):
     key: tuple[int, ...]  # seeds the sampling: differs for each completion of a run
     max_new_tokens: int
     images: Sequence[tuple[Image, str, str]] = ()  # of the prompt, see ``Table.images_with_origin``
+    owner: int = 0  # the rank that gets the completion
 
 
 class Completion(NamedTuple):

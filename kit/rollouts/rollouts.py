@@ -12,15 +12,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from accelerate.utils import gather_object
 
 from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import pad_id
 from kit.rollouts.advantages import add_advantages, kl_in_reward
-from kit.rollouts.environment import SingleTurn
-from kit.rollouts.generation import Request
+from kit.rollouts.environment import Environment, SingleTurn
+from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import cut_probability, lengths, measured, shown
 from kit.rollouts.sampler import OwnModel, Sampler
 from kit.rollouts.sampler_check import check_sampler
@@ -48,7 +47,7 @@ class Rollouts:
         self._num_taken = int(state.get("num_taken", 0))  # batches of prompts
         self._trajectories = [Trajectory.from_state(each) for each in state.get("trajectories", [])]
         self._metrics: dict[str, float] = dict(state.get("metrics", {}))
-        self._environment = SingleTurn(recipe, data.train, policy.tokenizer, lambda: run.stop.is_made)
+        self._environment: Environment = SingleTurn(recipe, data.train, policy.tokenizer, lambda: run.stop.is_made)
         pad = pad_id(policy.tokenizer)
         ends = sorted({policy.tokenizer.eos_token_id, *run.checked.stop_tokens.values()} - {None})
         self._sampler: Sampler = (
@@ -176,19 +175,10 @@ class Rollouts:
         recipe, ranks, train = self._recipe, self._policy.processes, self._data.train
         indices, num = np.concatenate(self._data.order.batch(number)).tolist(), recipe.answers_per_prompt
         trajectories = [self._start((number, i, k)) for i in indices for k in range(num)]
-        places = [place for place, each in enumerate(trajectories) if not each.ended]
-        requests = [
-            Request(each.ids, each.key, recipe.max_new_tokens, train.images_with_origin(each.sample))
-            for each in trajectories
-            if not each.ended
-        ]
-        mine = []
-        for i, completion in self._sampler.sample(requests):
-            mine.append((places[i], trajectories[places[i]]))
-            self._environment.step(trajectories[places[i]], completion)
-        self._environment.collect(-(-len(places) // ranks.count), self._progress)
-        for place, trajectory in gather_object(mine):
-            trajectories[place] = trajectory
+        places = [place for place, each in enumerate(trajectories) if not each.outcome]
+        trajectories = play(
+            self._environment, self._sampler, trajectories, train.images_with_origin, ranks, self._progress
+        )
         self._metrics = lengths([trajectories[place] for place in places])
         return [trajectories[place : place + num] for place in range(0, len(trajectories), num)]
 
@@ -205,4 +195,4 @@ class Rollouts:
         ids, weights = (values[:length] for values in train[key[1]])
         bounds = np.flatnonzero(np.diff(weights)) + 1
         parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
-        return Trajectory(key, [Segment(part.tolist(), float(its[0])) for part, its in parts], ended=True)
+        return Trajectory(key, [Segment(part.tolist(), float(its[0])) for part, its in parts], "ended")

@@ -1,5 +1,6 @@
 """Samplers, which generate the completions of a rollout: the policy itself, or a vLLM server."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ class Sampler(Protocol):
         """Give it the weights after ``step`` steps."""
 
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Yield this rank's completions, each with its index in ``requests``: every n-th of n ranks.
+        """Yield this rank's completions, each with its index in ``requests``: those that it owns.
 
         Args:
             requests: the same on all ranks.
@@ -52,9 +53,10 @@ class OwnModel:
         """See ``Sampler``."""
         accelerator, model, ranks = self.prepared.accelerator, self.prepared.model, self.prepared.processes
         recipe = self.recipe
-        mine = range(len(requests))[ranks.index :: ranks.count]
+        mine = [place for place, request in enumerate(requests) if request.owner == ranks.index]
         size = recipe.eval_batch_size
-        num_calls = -(-len(requests) // (ranks.count * size))
+        most = max(Counter(request.owner for request in requests).values(), default=0)
+        num_calls = -(-most // size)
         with without_gradients(self.prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
             if self.image_codec:  # a placeholder in a completion would have no image feature
                 generate = partial(generate, suppress_tokens=[self.image_codec.placeholder_id])

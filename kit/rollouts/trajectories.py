@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +38,18 @@ class Segment(NamedTuple):
 
 @dataclass
 class Trajectory:
-    """Prompt and completion tokens, with their reward and advantage."""
+    """The tokens of a prompt, and of turns with what the environment replied; with their reward and advantage."""
 
     key: tuple[int, int, int]  # the rollout, the prompt's sample, and the number of the completion
     segments: list[Segment]
-    ended: bool = False  # with a stop token, or an answer of the data; else truncated
+    # ended: with a stop token, or an answer of the data. Else it was truncated: at max_new_tokens of a turn,
+    # max_turns or max_length. failed: before its first turn. Empty: another turn follows.
+    outcome: Literal["", "ended", "max_new_tokens", "max_turns", "max_length", "failed"] = ""
     rewards: list[float | str] = field(default_factory=list)  # for one that failed, the reason
     reward: float = np.nan  # their weighted sum; NaN if one failed
     advantage: float = 0.0
     logps: dict[str, list[float]] = field(default_factory=dict)  # of all actions, by old_, engine_ and reference_logps
+    counts: dict[str, int] = field(default_factory=dict)  # by the name of the metric that has their mean
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Trajectory":
@@ -55,8 +58,13 @@ class Trajectory:
         return cls(**{**state, "key": tuple(state["key"]), "segments": segments})
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it: numbers alone. None of its rewards has failed."""
-        return asdict(self) | {"ended": int(self.ended)}
+        """Return what a checkpoint holds of it. None of its rewards has failed."""
+        return asdict(self)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing cut it off."""
+        return self.outcome == "ended"
 
     @property
     def sample(self) -> int:
@@ -82,6 +90,11 @@ class Trajectory:
     def num_written(self) -> int:
         """The tokens of its actions."""
         return sum(len(ids) for ids, weight in self.segments if weight)
+
+    @property
+    def num_turns(self) -> int:
+        """The number of its actions."""
+        return sum(weight > 0 for _, weight in self.segments)
 
 
 def few_of(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:

@@ -129,8 +129,8 @@ class VllmServer:
                     raise LateError(*problems)
                 if answers is not None:
                     break
-        ranks = self._prepared.processes
-        yield from list(enumerate(answers or []))[ranks.index :: ranks.count]
+        rank = self._prepared.processes.index
+        yield from ((i, answer) for i, answer in enumerate(answers or []) if requests[i].owner == rank)
 
     def _ask(self, requests: Sequence[Request]) -> list[Completion]:
         """Return the completions of ``requests``. Raises ``LateError`` if the server fails for good."""
