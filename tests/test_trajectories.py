@@ -17,8 +17,8 @@ LOGPS = [-1.0, -2.0, -3.0, -4.0]
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_all_actions_of_a_trajectory_are_learned_and_nothing_that_it_read(packing):
-    turns = Trajectory((0, 0, 0), SEGMENTS, True, [0.5], 0.5, advantage=2.0, logps={"old_logps": LOGPS})
-    cut = Trajectory((0, 0, 1), SEGMENTS[:2], False, [0.0], 0.0, advantage=-2.0, logps={"old_logps": []})
+    turns = Trajectory((0, 0, 0), SEGMENTS, "ended", [0.5], 0.5, advantage=2.0, logps={"old_logps": LOGPS})
+    cut = Trajectory((0, 0, 1), SEGMENTS[:2], "max_length", [0.0], 0.0, advantage=-2.0, logps={"old_logps": []})
     kept = [Trajectory.from_state(json.loads(json.dumps(each.state()))) for each in (turns, cut)]
     assert kept == [turns, cut]
     prompts = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_codec=None)
