@@ -93,8 +93,8 @@ def recipe(**changes):
     return Recipe(**{"model_name_or_path": "model", "dataset": "train.jsonl", "dataset_num_proc": 1, **changes})
 
 
-def open_all(tokenizer, vocab_size=VOCAB_SIZE, **changes):
-    return open_recipe_data(recipe(**changes), tokenizer, vocab_size)
+def open_all(tokenizer, vocab_size=VOCAB_SIZE, tools=(), **changes):
+    return open_recipe_data(recipe(**changes), tokenizer, vocab_size, tools=tools)
 
 
 def open_recipe_datasets(settings):
@@ -103,7 +103,7 @@ def open_recipe_datasets(settings):
     )
 
 
-def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
+def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None, tools=()):
     """The data of a whole recipe, of ``datasets`` that were opened before, or else now."""
     return open_data(
         settings,
@@ -115,6 +115,7 @@ def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
         global_batch_size=settings.global_batch_size // settings.answers_per_prompt,
         kind=kind_of(settings),
         rollout_steps=settings.num_iterations if settings.rolls_out else 0,
+        tools=tools,
     )
 
 

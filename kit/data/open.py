@@ -8,7 +8,7 @@ Promises:
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ def open_data(
     rollout_steps: int = 0,
     images: ImageCodec | None = None,
     no_images: Problem = NO_IMAGES,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Data:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
@@ -59,12 +60,13 @@ def open_data(
         kind: the dataset type that the objective needs.
         rollout_steps: steps on the model's own answers to one batch of prompts (GRPO); 0: on those of the data.
         images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
+        tools: JSON schemas of those that the chat template lists in every prompt.
 
     Raises:
         UserError: with all problems of all datasets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = Encoder(tokenizer, template, settings, vocab_size, kind, images, no_images)
+    encoder = Encoder(tokenizer, template, settings, vocab_size, kind, images, no_images, tools)
     of_training = replace(encoder, kind=PromptRows()) if rollout_steps else encoder
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)

@@ -4,9 +4,9 @@ Every row is counted, and problems name their row. Nothing here depends on other
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import xxhash
 
 from kit.config.settings.data import DataSettings
 from kit.data.chat.formats import MAX_ID, Sample
+from kit.data.chat.messages import Message
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import ImageCodec, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
@@ -34,6 +35,7 @@ from kit.system.errors import Problem, UserError
 CODE_VERSION = 15
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_IMAGES = Problem("images", "this model does not accept images")
+REWRITTEN = "the chat template rewrites earlier turns, so these answers have no prompt in common"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 
 
@@ -68,6 +70,7 @@ class Encoder:
     kind: RowKind = ANSWER_ROWS
     images: ImageCodec | None = None
     no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of those that the chat template lists in every row
 
     @property
     def max_length(self) -> int:
@@ -98,7 +101,8 @@ class Encoder:
         key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length]
         key += [asked.excess_length_strategy, asked.system_prompt, self.vocab_size]
         key = [*key, digest(state, self.tokenizer.special_tokens_map), *self.kind.key()]
-        return [*key, self.images.key] if self.images else key
+        key += [self.images.key] if self.images else []
+        return [*key, json.dumps(self.tools)] if self.tools else key
 
     def about(self) -> dict[str, Any]:
         """The facts about this encoder that ``kit cache`` shows."""
@@ -110,7 +114,7 @@ class Encoder:
     def as_store(self, dataset: Dataset, piece: Piece) -> Store:
         """Return a piece as if it were all samples of its dataset."""
         about = dataset.source, dataset.entry.name, self.kind, piece.arrays, piece.record()
-        return Store(*about, "", self.images, self.settings.image_folder)
+        return Store(*about, "", partial(self.prompt, dataset), self.images, self.settings.image_folder)
 
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""
@@ -155,6 +159,8 @@ class Encoder:
                     refuse(place, problems, is_common=self.images is None)
                 elif problem := self.kind.check(sample):
                     refuse(place, [problem])
+                elif self.tools and (problem := _beside_tools(sample)):
+                    refuse(place, [problem], is_common=True)
                 else:
                     places.append(place)
                     samples.append(sample)
@@ -163,6 +169,10 @@ class Encoder:
         for place, sample, result in zip(places, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
                 refuse(place, [result], is_common=result.where not in ("", "completion", *self.kind.answers))
+                continue
+            if self.tools and len(result) > 1:
+                fix = "--train_on last; or make a row of each, with the turns before it as the prompt"
+                refuse(place, [Problem("messages", REWRITTEN, "one answer, with --tools", fix)], is_common=True)
                 continue
             every = list(chain.from_iterable(result))
             if max(chain.from_iterable(encoded.input_ids for encoded in every)) >= self.vocab_size:
@@ -222,16 +232,29 @@ class Encoder:
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Sequences] | Problem]:
         """Encode samples, each to its sequences, or to the problem for which it is refused."""
         parts = [self.kind.parts(sample) for sample in samples]
-        every_part = list(chain.from_iterable(parts))
-        if self.prompts_as_chat:
-            every_part = list(map(as_chat, every_part))
-        if system := self.settings.system_prompt:
-            every_part = [with_system(part, system) for part in every_part]
+        every_part = list(map(self._as_rendered, chain.from_iterable(parts)))
         left = iter(encode_all(every_part, self.tokenizer, self.template, self.settings.train_on, self.images))
         return [
             self.kind.join(sample, list(islice(left, len(of_sample))))
             for sample, of_sample in zip(samples, parts, strict=True)
         ]
+
+    def _as_rendered(self, sample: Sample) -> Sample:
+        """A sample as the chat template is given it."""
+        if self.prompts_as_chat:
+            sample = as_chat(sample)
+        if system := self.settings.system_prompt:
+            sample = with_system(sample, system)
+        return {**sample, "tools": list(self.tools)} if self.tools else sample
+
+    def prompt(self, dataset: Dataset, row: Any) -> list[Message]:
+        """Return the messages before the answer to generate, of a row that became a sample with messages."""
+        sample = dataset.sample(without_keys(row, read_keys(dataset.ignored)))
+        assert isinstance(sample, dict)
+        sample = self._as_rendered(sample)
+        messages = sample.get("messages") or [*sample["prompt"], *sample["completion"]]
+        answers = (i for i, each in enumerate(messages) if each["role"] == "assistant" and each.get("weight") != 0)
+        return messages[: max(answers)]
 
     def _cut(self, sequences: Sequences, piece: Piece) -> list[Sequences]:
         """Cut a sample that is too long, which may leave none or several. Adds to the counts of ``piece``."""
@@ -242,6 +265,17 @@ class Encoder:
         if cut and remark:
             piece.remarks[remark] += 1
         return cut
+
+
+def _beside_tools(sample: Sample) -> Problem | None:
+    """The problem of a row to whose prompt tools cannot be added."""
+    if not sample.keys() & {"messages", "prompt"}:
+        return Problem("tools", "given, but this row is no conversation", "messages, or a prompt and a completion")
+    for key in ("tools", "chat_template_kwargs"):
+        if sample.get(key):
+            fix = f"--dataset_columns {key}=ignore"
+            return Problem(key, "a row's own, beside --tools or --environment", "rows without them", fix)
+    return None
 
 
 def as_chat(sample: Sample) -> Sample:

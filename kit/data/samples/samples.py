@@ -2,7 +2,7 @@
 
 import pickle
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from tempfile import TemporaryFile
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kit.data.chat.messages import Message
 from kit.data.chat.tokens import ImageCodec
 from kit.data.kinds.kind import RowKind
 from kit.data.read.image_files import Image
@@ -32,6 +33,7 @@ class Store:
     arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]  # the contents of the cache entry without arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
+    prompt_of: Callable[[Any], list[Message]]  # see ``Encoder.prompt``
     images: ImageCodec | None = None  # if there are images
     image_folder: str | None = None  # to which the paths of images are relative; None: the folder of the data file
 
@@ -199,6 +201,10 @@ class Samples(Table):
         start, end = self.answer_spans[i].tolist()
         ids, _ = self[i]
         return Prompt(ids[:start].tolist(), ids[start:end].tolist())
+
+    def prompt_messages(self, i: int) -> list[Message]:
+        """Return the messages of which the chat template makes the prompt of sample ``i``, from a row of messages."""
+        return self._find(i)[0].prompt_of(self.data_rows([i]).get(i))
 
     @cached_property
     def answer_spans(self) -> np.ndarray:

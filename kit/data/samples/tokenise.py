@@ -73,7 +73,8 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
         key = digest(full_key, arrays["images"]["digest"].tolist())
     fingerprint = digest(key, info["skipped_at"]) if info["skipped_at"] else key
     images = encoder.images if has_images else None
-    return Store(dataset.source, dataset.entry.name, encoder.kind, arrays, info, fingerprint, images, image_folder)
+    about = dataset.source, dataset.entry.name, encoder.kind, arrays, info
+    return Store(*about, fingerprint, partial(encoder.prompt, dataset), images, image_folder)
 
 
 def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dict[str, np.ndarray], Any] | None:

@@ -1,8 +1,9 @@
 """Rows as samples: what becomes of those that are too long, or teach nothing, and which weights reach them."""
 
 import pytest
-from data_helpers import byte_level_tokenizer, chat, open_all, pairs, write, write_any
+from data_helpers import CALL, WEATHER, byte_level_tokenizer, chat, open_all, pairs, template_of, write, write_any
 
+from kit.rollouts.tools.tool_turns import ToolTurns
 from kit.system.errors import UserError
 
 LONG_ROWS = [
@@ -119,3 +120,61 @@ def test_texts_that_are_the_same_once_cut_are_left_out_and_a_cell_of_a_table_is_
     write(tmp_path / "train.jsonl", {"chosen": "a", "rejected": "b", "margin": "far"})
     with pytest.raises(UserError, match=r"train.jsonl:1 margin: 'far'; expected a number"):
         open_all(tokenizer, max_length=16, objective="reward")
+
+
+ASKED = {"role": "user", "content": "Hi"}
+SAID = {"role": "assistant", "content": "Hello"}
+CALLED = [SAID | {"content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "4", "name": "weather"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "changes"),
+    [
+        (chat("Hi", "Hello", "And now?", "Bye", system="Be kind."), {}),
+        ({"messages": [ASKED, *CALLED, SAID]}, {}),
+        ({"messages": [ASKED, SAID, ASKED, SAID | {"weight": 0}, ASKED]}, {}),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, {}),
+        ({"prompt": [ASKED, *CALLED], "completion": "4"}, {"system_prompt": "Be kind."}),
+        ({"prompt": "Hi", "completion": "Hello"}, {}),
+        ({"q": "Hi", "a": "Hello"}, {"dataset_columns": {"q": "instruction", "a": "output"}}),
+        ({"instruction": "Add", "input": "4 2", "output": "6", "history": [["Hi", "Hello"]], "system": "Be kind."}, {}),
+    ],
+)
+def test_tools_are_listed_in_each_prompt_whose_messages_can_be_had_again(row, changes, tmp_path):
+    """For a rollout with tools, which begins with these messages, and its ids with those of ``ToolTurns``."""
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    write(tmp_path / "train.jsonl", {**row, "level": 1}, {**row, "level": 2})
+    settings = {"chat_template": "chatml", "max_length": 2048, **changes}
+    bare, train = (open_all(tokenizer, tools=tools, **settings).train for tools in ((), [WEATHER]))
+    tool_turns = ToolTurns(template_of("chatml", tokenizer), tokenizer, [WEATHER])
+    for i in range(2):
+        assert train.prompt(i).ids == tool_turns.prompt(train.prompt_messages(i))
+        assert (
+            "weather" in tokenizer.decode(train.prompt(i).ids) and train.prompt(i).reference == bare.prompt(i).reference
+        )
+        assert bare.prompt_messages(i) == train.prompt_messages(i)
+    assert train.fingerprint != bare.fingerprint  # in the cache too
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "found"),
+    [
+        (chat("Hi", "Hello") | {"tools": [WEATHER]}, {}, "tools: a row's own, beside --tools"),
+        (chat("Hi", "Hello") | {"chat_template_kwargs": {"mode": 1}}, {}, "chat_template_kwargs: a row's own"),
+        ({"text": "Hi"}, {}, "tools: given, but this row is no conversation"),
+        (
+            {"prompt": "Hi", "completion": "Hello"},
+            {"chat_template": None},
+            "tools: given for a prompt and a completion",
+        ),
+        (chat("Hi", "Hello", "Bye", "Bye"), {"chat_template": "rewrites"}, "these answers have no prompt in common"),
+    ],
+)
+def test_a_row_to_whose_prompt_tools_cannot_be_added_is_refused(row, changes, found, tmp_path):
+    (tmp_path / "rewrites").write_text(template_of("qwen3", None))
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    write(tmp_path / "train.jsonl", row)
+    settings = {"chat_template": "chatml", "max_length": 2048, **changes}
+    with pytest.raises(UserError) as caught:
+        open_all(tokenizer, tools=[WEATHER], **settings)
+    assert found in str(caught.value)
