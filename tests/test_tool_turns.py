@@ -33,6 +33,12 @@ THINKS = (
 )
 # It is kept in the last turn alone.
 FORGETS = THINKS.replace("m.reasoning_content %}", "m.reasoning_content and loop.index0 >= messages | length - 2 %}")
+# A prompt begins with no reasoning, of which the turn shows nothing later.
+OPENS = APART.replace(PROMPT, PROMPT.replace("assistant\n", "assistant\n<think></think>"))
+# Results are marked later.
+MARKS = APART.replace(
+    "{{ m.content }}", "{% if loop.revindex > 2 and m.role == 'tool' %}(old){% endif %}{{ m.content }}"
+)
 # Calls are numbered over the whole conversation.
 NUMBERS = (
     (LISTED + "{% set n = namespace(calls=0) %}" + HEADER + "{{ m.content }}" + CALLS)
@@ -58,11 +64,20 @@ TAKEN = {
     "ids": (NINE, "<|im_end|>", True),
     "granite": ("granite", "<|end_of_text|>", True),
 }
+# The template, what its generation prompt opens for the one turn only, and what it rewrites.
+AS_WRITTEN = {
+    "forgets": (FORGETS, "", "a call and reasoning: '<think>Think.</think><tool_call>probe_to' becomes '<tool_"),
+    "qwen3": (
+        "qwen3",
+        "",
+        "a call without reasoning: '<think>\\n\\n</think>\\n\\n<tool_call>\\n{\"name\": ' becomes '<tool_",
+    ),
+    "opens": (OPENS, "<think></think>", "a call: '<think></think><tool_call>probe_tool{}</' becomes '<tool_"),
+}
 REFUSED = {
-    "forgets": (FORGETS, "once results follow a call and reasoning: 'hink>Think.</think>"),
-    "qwen3": ("qwen3", "it rewrites earlier text once results follow a call without reasoning: 'hink>"),
+    "marks": (MARKS, "it rewrites earlier text once results follow a call: "),
     "numbers": (NUMBERS, "are other tokens where the whole conversation is encoded: '0<|im_end|>"),
-    "breaks": (BREAKS, r"it rewrites earlier text once results follow a call: '<|im_start|>assist"),
+    "breaks": (BREAKS, r"it rewrites earlier text once results follow a call: '<|im_end|><|im_start|>assist"),
     "deaf": (DEAF, "the template leaves its text out or changes it"),
     # The system message is part of a question that is the last message.
     "mistral_v3": (
@@ -107,7 +122,7 @@ def test_the_ids_of_a_trajectory_are_those_of_the_whole_conversation(shape, kind
     tokenizer = TOKENIZERS[kind](end)
     source, tool_turns = opened(template, tokenizer)
     tool_turns.check()
-    assert tool_turns.takes_several == takes_several
+    assert tool_turns.takes_several == takes_several and not tool_turns.rewrites
     assert tool_turns.end == tokenizer.convert_tokens_to_ids(end)
     draw = random.Random(shape)
     own = Template(source, tokenizer)
@@ -118,7 +133,7 @@ def test_the_ids_of_a_trajectory_are_those_of_the_whole_conversation(shape, kind
     def encode(text):
         return tokenizer(text, add_special_tokens=False).input_ids
 
-    for _ in range(200 if kind == "byte level" else 20):
+    for _ in range(60 if kind == "byte level" else 20):
         messages, turns = conversation(draw, takes_several, shape == "thinks" and draw.random() < 0.5)
         ids, prompt = tool_turns.prompt(messages), text_of(messages)
         assert ids == encode(prompt)
@@ -138,6 +153,34 @@ def test_the_ids_of_a_trajectory_are_those_of_the_whole_conversation(shape, kind
                 assert kind == "byte level" and shape in ("llama3", "llama31")
                 ids = encode(text)
             prompt = text
+
+
+@pytest.mark.parametrize("shape", AS_WRITTEN)
+def test_turns_that_a_template_rewrites_stay_as_they_were_sampled(shape):
+    template, opening, rewrites = AS_WRITTEN[shape]
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    source, tool_turns = opened(template, tokenizer)
+    tool_turns.check()
+    assert f"rewrites the model's turn once results follow {rewrites}" in tool_turns.rewrites
+    draw, own = random.Random(shape), Template(source, tokenizer)
+
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    for _ in range(60):
+        messages, turns = conversation(draw, tool_turns.takes_several, False)
+        ids, written = tool_turns.prompt(messages), []
+        for k, (_, results) in enumerate(turns):
+            written.append(encode(f"<think>{draw.choice(TEXTS)}</think>{draw.choice(TEXTS)}<|im_end|>"))
+            ids = ids + written[k] + tool_turns.append(written[k], results)
+            messages.append({"role": "assistant", "content": "TURN"})
+            messages += [{"role": "tool", "name": n, "content": c, "tool_call_id": i} for n, c, i in results]
+        # All that the rendering has beside the turns.
+        first, *others, last = own.render(messages, TOOLS, add_generation_prompt=True).split("TURN<|im_end|>")
+        expected = encode(first + opening)
+        for turn, text in zip(written, [*(each + opening for each in others), last], strict=True):
+            expected += turn + encode("<|im_end|>" + text)[1:]
+        assert ids == expected
 
 
 def test_sampled_ids_stay_and_nothing_follows_another_end():

@@ -31,7 +31,7 @@ OTHER_PROMPT = (
 CLOSED = "the chat template writes no end-of-turn token after the last answer: the next turn's first token was added"
 
 # What opens or closes a part of a turn: <think>, </think>, <|channel>, [THINK].
-_TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A generation prompt that opens a <think> block, and what ends one: </think>, <|END_THINKING|>, [/THINK].
 OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
@@ -205,13 +205,13 @@ class AnswerFinder:
         if opened and text.endswith(opened):  # it always opens the next turn
             header = opened
             answer_limit = len(text) - len(opened)
-        cuts = [len(header), *sorted((tag.start() for tag in _TAG.finditer(header)), reverse=True)]
+        cuts = [len(header), *sorted((tag.start() for tag in TAG.finditer(header)), reverse=True)]
         for cut in cuts if header.strip() else []:
             at = self._after_header(text, header[:cut], answer_limit, conversation.messages, i) if cut else None
             if at is None:
                 continue
             answer = text[at:]
-            missing = _TAG.findall(header[cut:])
+            missing = TAG.findall(header[cut:])
             if len(missing) % 2:  # it opens a <think> block, and the answer has none
                 reasoning = _continued(header[cut:], conversation.messages[i], answer)
                 if reasoning is not None:

@@ -4,7 +4,9 @@ Promises:
 
 - Sampled ids are never encoded again: the ids of results are appended to them, after the end-of-turn token.
 - ``check`` proves, without a model, that the prompt of the next turn, encoded at once, is the prompt before it, the
-  turn, and the appended ids. A template that rewrites a turn once results follow is refused.
+  turn, and the appended ids. Of a template that rewrites turns of the model once results follow, it proves the same of
+  all text between them: they stay as they were sampled, and ``rewrites`` says what the template would make of them.
+- A template that rewrites anything else is refused.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from contextlib import suppress
 from itertools import product, zip_longest
 from typing import Any, NamedTuple
 
-from kit.data.chat.answer_spans import OPENED, AnswerFinder
+from kit.data.chat.answer_spans import OPENED, TAG, AnswerFinder
 from kit.data.chat.conversation import Conversation
 from kit.data.chat.shown import check_shown
 from kit.data.chat.template import Jinja, Messages
@@ -51,6 +53,8 @@ class ToolTurns:
 
     Attributes:
         end: the id that ends a turn with calls, at which sampling has to stop.
+        rewrites: after ``check`` what it would change in turns of the model, which stay as they were sampled; empty if
+            nothing.
         takes_several: it writes several calls in a turn; False before ``check``.
     """
 
@@ -64,8 +68,8 @@ class ToolTurns:
         self._stops = Stops(tokenizer)
         self._finder = AnswerFinder(self._template, self._stops)
         self._tokenizer, self._tools = tokenizer, tools
-        self.takes_several = False
-        self._as_text, self._with_reasoning = self._find_form()
+        self.takes_several, self.rewrites = False, ""
+        self._find_form()
 
     def prompt(self, messages: Messages) -> list[int]:
         """Return the ids of the messages with the tools, to the generation prompt."""
@@ -94,12 +98,13 @@ class ToolTurns:
         ]
         for name, kind in kinds:
             self._check(f"a call{name}", self._conversation(1, *kind))
+        rewrites = self.rewrites
         try:
             for name, kind in kinds:
                 self._check(f"two calls{name}", self._conversation(2, *kind))
             self.takes_several = True
         except UserError:
-            self.takes_several = False
+            self.takes_several, self.rewrites = False, rewrites
 
     def _openings(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """What may come before the question: nothing; a system message and an exchange, or this exchange alone."""
@@ -120,18 +125,23 @@ class ToolTurns:
             kinds.append((" and reasoning", True))
         return kinds or [("", False)]
 
-    def _find_form(self) -> tuple[bool, bool]:
-        """How it takes a turn with a call: with arguments as JSON or not, with reasoning or not."""
+    def _find_form(self) -> None:
+        """Find how it takes a turn with a call: with arguments as JSON or not, with reasoning or not.
+
+        Forms of turns that it does not rewrite are tried first.
+        """
         problems = []
         check_shown(self._template, self._template.render([_QUESTION], self._tools), [_QUESTION], self._tools)
-        for form in product((False, True), (False, True)):
-            self._as_text, self._with_reasoning = form
+        for form in product((False, True), repeat=3):
+            self._takes_rewritten, self._as_text, self._with_reasoning = form
             try:
                 self.end = self._following([Result(_PROBE, "?")])[0]
-                return form
+                break
             except UserError as error:
                 problems += error.problems
-        raise UserError(problems[0])
+        else:
+            raise UserError(problems[0])
+        self._takes_rewritten = True
 
     def _following(self, results: Sequence[Result]) -> list[int]:
         """The end-of-turn token of a turn with calls, and the ids after it."""
@@ -152,13 +162,35 @@ class ToolTurns:
         text, prompt = answer.text[: answer.end], conversation.render(num, add_generation_prompt=True)
         if not self._stops.ends_turn(text, answer.spans[0][0], answer.end):
             raise self._template.refusal(f"{NO_END}: {text[-20:]!r}")
-        if not prompt.startswith(text):
-            at = next(k for k, (one, two) in enumerate(zip_longest(text, prompt)) if one != two)
-            found = (
-                f"it rewrites earlier text once results follow {name}: {_shown(text, at)} becomes {_shown(prompt, at)}"
-            )
-            raise self._template.refusal(found, KEEPS_TURNS)
-        return text, prompt[len(text) :]
+        if prompt.startswith(text):
+            return text, prompt[len(text) :]
+        at = next(k for k, (one, two) in enumerate(zip_longest(text, prompt)) if one != two)
+        at = max(text.rfind("\n", 0, at) + 1, at - 10)
+        changed = f"once results follow {name}: {_shown(text, at)} becomes {_shown(prompt, at)}"
+        end = self._end_of_rewritten(conversation, i, prompt, self._stops.before(text, len(text)))
+        if not (end and self._takes_rewritten):
+            raise self._template.refusal(f"it rewrites earlier text {changed}", KEEPS_TURNS)
+        self.rewrites = self.rewrites or f"the template rewrites the model's turn {changed}"
+        return text, prompt[end:]
+
+    def _end_of_rewritten(self, conversation: Conversation, i: int, prompt: str, stop: str) -> int:
+        """Where turn number ``i`` ends in ``prompt``, in which turns are rewritten; 0 if not they alone are.
+
+        ``stop``: the end-of-turn token. It is counted, because what is before it may have changed.
+        """
+        num_ends = end = 0
+        for k, message in enumerate(conversation.messages[: i + 1]):
+            if message.get("tool_calls"):
+                before, bare = conversation.render(k, add_generation_prompt=True), conversation.render(k)
+                header = before.removeprefix(bare) if before.startswith(bare) else ""
+                # It may open reasoning, or hold an empty block of it, which is part of the turn as well.
+                cuts = [tag.start() - len(header) for tag in TAG.finditer(header) if header[: tag.start()].strip()]
+                start = _after(before, stop, num_ends)
+                if not any(prompt.startswith(before[start:cut], end) for cut in (None, *cuts)):
+                    return 0
+                num_ends = before.count(stop) + 1
+                end = _after(prompt, stop, num_ends)
+        return end
 
     def _check(self, name: str, conversation: Conversation) -> None:
         messages = conversation.messages
@@ -209,5 +241,10 @@ def _message(result: Result) -> dict[str, Any]:
     return {"role": "tool", "content": result.content, "name": result.name, "tool_call_id": result.call_id}
 
 
+def _after(text: str, stop: str, num: int) -> int:
+    """Where ``stop`` ends for the ``num``-th time in ``text``."""
+    return sum(len(piece) + len(stop) for piece in text.split(stop)[:num])
+
+
 def _shown(text: str, at: int) -> str:
-    return repr(text[at : at + 30]) if at < len(text) else "the end"
+    return repr(text[at : at + 40]) if at < len(text) else "the end"
