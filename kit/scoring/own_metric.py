@@ -1,5 +1,8 @@
 """A metric or reward function of the user: ``--metrics FILE.py:FUNCTION``, with ``function(expected, answer, row)``.
 
+It may also have parameters named ``completion``, the messages after the prompt, and ``environment``, the object of
+``--environment``.
+
 Promises: the file runs only if the command line names it. An error in it is a ``Problem`` at the user's own line. The
 function gets a copy of the row, so what it changes there has no effect.
 """
@@ -12,10 +15,10 @@ import numbers
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard, cast
 
 from pydantic import Field
 
@@ -43,29 +46,59 @@ def key_of(name: str) -> str:
 
 @cache
 def load(name: str) -> Function:
-    """Run the file of ``FILE.py:FUNCTION``, once in a process, and return the function.
+    """Return the function of ``FILE.py:FUNCTION``.
 
     Raises:
-        UserError: there is no such file or function, the file cannot be imported, or the function has other parameters.
+        UserError: see ``find``; or the function has other parameters.
     """
+    function = find(name, SIGNATURE)
     path, _, function_name = name.rpartition(":")
-    path = os.path.expanduser(path)
-    if not os.path.isfile(path):
-        raise UserError(name, f"there is no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
-    module = _imported(path)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise UserError(name, f"{path} has no function {function_name!r}", SIGNATURE)
-    _check_parameters(path, function_name, function)
+    _check_parameters(os.path.expanduser(path), function_name, function)
     return function
 
 
-def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float:
+def find(name: str, expected: str) -> Callable[..., Any]:
+    """Run the file of ``FILE.py:NAME``, once in a process, and return what has the name there.
+
+    Args:
+        expected: what it should be, for the message.
+
+    Raises:
+        UserError: there is no such file or name, or the file cannot be imported.
+    """
+    path, _, attribute = name.rpartition(":")
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        raise UserError(name, f"there is no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
+    if not callable(found := getattr(_imported(path), attribute, None)):
+        raise UserError(name, f"{path} has no function {attribute!r}", expected)
+    return cast(Callable[..., Any], found)
+
+
+def extras(name: str) -> list[str]:
+    """Return which of ``completion`` and ``environment`` the function takes."""
+    return _extras(inspect.signature(load(name)))
+
+
+def _extras(signature: inspect.Signature) -> list[str]:
+    return [name for name in ("completion", "environment") if name in signature.parameters]
+
+
+def score(
+    name: str,
+    expected: str,
+    answer: str,
+    row: Any,
+    origin: str,
+    completion: Sequence[dict[str, Any]] = (),
+    environment: Any = None,
+) -> float:
     """Return what the function gives for one answer.
 
     Args:
         row: of the dataset, unchanged.
         origin: the row's place, for the message: ``eval.jsonl:17``.
+        completion: the messages after the prompt; none: the answer alone.
 
     Raises:
         MetricError: it raises an error, or returns something else than a finite number.
@@ -74,20 +107,26 @@ def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float
     path = os.path.expanduser(path)
     function = load(name)
     try:
-        value = function(expected, answer, copy.deepcopy(row))
+        more = {"completion": completion or [{"role": "assistant", "content": answer}], "environment": environment}
+        value = function(expected, answer, copy.deepcopy(row), **{key: more[key] for key in extras(name)})
     except (Exception, SystemExit) as error:
         found = f"{type(error).__name__}: {first_line(error)[:200]} (row {origin}, answer {repr(answer)[:60]})"
         raise MetricError(
             Problem(_line_of(error, path), found, fix=f"correct {function_name}, or catch it there")
         ) from None
-    is_number = isinstance(value, numbers.Real)  # not a tensor, and not a string of digits: nothing is guessed
-    if is_number and math.isfinite(value):
+    if is_number(value):
         return float(value)
     found = f"{function_name} returned {repr(value)[:60]} (row {origin}, answer {repr(answer)[:60]})"
     fix = "return float(...), such as 0.0 for an answer without a value"
-    raise MetricError(Problem(_definition(path, function), found, "a finite number", fix))
+    raise MetricError(Problem(definition(path, function), found, "a finite number", fix))
 
 
+def is_number(value: Any) -> TypeGuard[numbers.Real]:
+    """Return whether it is a finite number; not a tensor, and not a string of digits: nothing is guessed."""
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+@cache
 def _imported(path: str) -> ModuleType:
     """The module of a file, whose folder is where it finds its own imports."""
     name = f"kit_metric_{os.path.basename(path).removesuffix('.py')}"
@@ -112,10 +151,10 @@ def _imported(path: str) -> ModuleType:
 
 def _check_parameters(path: str, name: str, function: Any) -> None:
     """Raise ``UserError`` if ``function`` cannot be called as ``SIGNATURE``, or takes its texts the other way round."""
-    where, fix = _definition(path, function), f"def {name}(expected, answer, row):"
+    where, fix = definition(path, function), f"def {name}(expected, answer, row):"
     try:
         signature = inspect.signature(function)
-        signature.bind("", "", {})
+        signature.bind("", "", {}, **dict.fromkeys(_extras(signature)))
     except (TypeError, ValueError) as error:
         raise UserError(where, first_line(error), SIGNATURE, fix) from None
     names = list(signature.parameters)
@@ -123,7 +162,8 @@ def _check_parameters(path: str, name: str, function: Any) -> None:
         raise UserError(where, "answer before expected", SIGNATURE, fix)
 
 
-def _definition(path: str, function: Any) -> str:
+def definition(path: str, function: Any) -> str:
+    """Return ``file:line`` of a function of the user's file."""
     code = getattr(function, "__code__", None)
     return f"{path}:{code.co_firstlineno}" if code else path
 

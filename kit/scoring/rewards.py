@@ -4,31 +4,20 @@ Promises: they run in separate processes, so that one which hangs, exits, prints
 nothing but its time. A failed reward is a line that says why.
 """
 
-import contextlib
-import ctypes
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
-from multiprocessing import Pipe
+from functools import lru_cache, partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit.scoring import own_metric
 from kit.scoring.metrics import Metric
+from kit.scoring.workers import START_SECONDS, Worker, answer_each, result_of, start_worker
 
-_START_SECONDS = 120  # for a process to import the user's files
-_POLL_SECONDS = 0.5  # between two checks whether the run stops
 _MAX_WORKERS = 8  # processes that compute rewards, each called by a thread
-_PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
 
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\boxed|\\[(\[]")
 _COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
@@ -46,11 +35,13 @@ class Attempt(NamedTuple):
     origin: str  # ``train.jsonl:17``
     num_tokens: int  # of the answer
     max_new_tokens: int
+    completion: Sequence[dict[str, Any]] = ()  # the messages after the prompt; none: the answer alone
 
 
-def reward(name: str, attempt: Attempt) -> float:
+def reward(name: str, attempt: Attempt, environment: Any = None) -> float:
     """Return one reward of an answer; raises as a function of the user does, see ``own_metric.score``.
 
+    - ``environment``: what ``get_reward`` of the environment returns;
     - the names of ``kit.scoring.metrics.METRICS``, from 0 to 1;
     - ``math``: 1 if the answer is the expected one as mathematics, by math-verify;
     - ``json``: 1 if the answer is JSON;
@@ -59,12 +50,19 @@ def reward(name: str, attempt: Attempt) -> float:
       https://arxiv.org/abs/2503.14476, equation 13.
     """
     kind, _, value = name.partition(":")
+    if kind == "environment":
+        if not own_metric.is_number(value := result_of(environment.get_reward())):
+            raise ValueError(f"get_reward returned {repr(value)[:60]}")
+        return float(value)
+    if own_metric.is_own(name):
+        expected, answer, row, origin, *_, completion = attempt
+        return own_metric.score(name, expected, answer, row, origin, completion, environment)
     if kind == "math":
         from math_verify import verify
 
-        if not (expected := read_math(attempt.expected)):
+        if not (wanted := read_math(attempt.expected)):
             raise ValueError(f"math-verify cannot read {attempt.expected[:60]!r}")
-        return float(verify(expected, read_math(attempt.answer)))
+        return float(verify(wanted, read_math(attempt.answer)))
     if kind == "json":
         try:
             json.loads(attempt.answer)
@@ -117,7 +115,7 @@ class Scorer:
         self._is_closed = False
         self._is_stopping = lambda: self._is_closed or is_stopping()
         self._threads = ThreadPoolExecutor(min(_MAX_WORKERS, num_cores))
-        self._workers: dict[int, _Worker] = {}  # by the thread that asks it
+        self._workers: dict[int, Worker] = {}  # by the thread that asks it
 
     def submit(self, attempt: Attempt) -> Future[list[float | str]]:
         """Begin to compute the rewards of an answer.
@@ -138,17 +136,18 @@ class Scorer:
     def _score(self, attempt: Attempt) -> list[float | str]:
         thread = threading.get_ident()
         found: list[float | str] = []
-        for k in range(len(self._names)):
+        for name in self._names:
             if self._is_stopping():
                 break
             try:
                 if thread not in self._workers:
-                    self._workers[thread] = _Worker(self._names, self._is_stopping)
-                found.append(self._workers[thread].ask((k, attempt), self._timeout))
+                    worker = self._workers[thread] = Worker(partial(start_worker, answer_rewards), self._is_stopping)
+                    worker.ask(self._names, START_SECONDS)
+                found.append(self._workers[thread].ask((name, attempt), self._timeout))
                 continue
             except TimeoutError:
                 why = f"took more than {self._timeout:g} s"
-            except (OSError, EOFError):
+            except (OSError, EOFError, ValueError):
                 why = "ended its process"
             if thread in self._workers:
                 self._workers.pop(thread).end()
@@ -157,98 +156,18 @@ class Scorer:
         return found
 
 
-class _Worker:
-    """A process that computes rewards. Whatever they start ends with it."""
-
-    def __init__(self, names: tuple[str, ...], is_stopping: Callable[[], bool]) -> None:
-        self._is_stopping = is_stopping
-        self._connection, theirs = Pipe()
-        code = f"import sys; sys.path = {sys.path!r}; from kit.scoring.rewards import serve; serve({theirs.fileno()})"
-        # Not a fork, which would have the run's threads and its GPU.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-        theirs.close()
-        try:
-            self.ask(names, _START_SECONDS)
-        except (OSError, EOFError):
-            self.end()
-            raise
-
-    def ask(self, content: Any, seconds: float) -> Any:
-        """Return the answer to ``content``: names of rewards, or the number of one among them and an attempt.
-
-        Raises:
-            TimeoutError: it took too long, or the run stops.
-            OSError, EOFError: the process ended.
-        """
-        end = time.monotonic() + seconds
-        self._connection.send(content)
-        while not self._connection.poll(max(0.0, min(_POLL_SECONDS, end - time.monotonic()))):
-            if time.monotonic() >= end or self._is_stopping():
-                raise TimeoutError
-        return json.loads(self._connection.recv_bytes())
-
-    def end(self) -> None:
-        """End the process and those that it started."""
-        self._connection.close()
-        assert self._process.stdin
-        self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_START_SECONDS)
-
-
-def serve(number: int) -> None:
-    """Compute rewards in a child of this process until the one that asks closes standard input, or ends.
-
-    Then this process ends all its children, and so those of its children, which become its own.
-
-    Args:
-        number: of this end of the connection.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    child = os.fork()
-    if not child:
-        os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _answer(Connection(number))
-        os._exit(0)
-    os.close(number)
-    os.read(0, 1)
-    with contextlib.suppress(OSError):  # where there is no /proc
-        os.killpg(child, signal.SIGKILL)
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            with contextlib.suppress(OSError):
-                for pid in children.read_text().split():
-                    os.kill(int(pid), signal.SIGKILL)
-            os.wait()
-
-
-def _answer(connection: Connection) -> None:
-    """Answer each question in turn. The first one is which rewards there are."""
-    own = os.getpid()
-    names = connection.recv()
-    for name in filter(own_metric.is_own, names):
+def answer_rewards(connection: Connection) -> None:
+    """Answer the names of rewards when their files are imported, then a name and an attempt with the reward."""
+    for name in filter(own_metric.is_own, connection.recv()):
         own_metric.load(name)
-    answer: float | str = ""
-    with contextlib.suppress(EOFError):
-        while os.getpid() == own:  # else a reward forked
-            connection.send_bytes(json.dumps(answer).encode())
-            k, attempt = connection.recv()
-            answer = _number_or_why(names[k], attempt)
+    connection.send_bytes(b'""')
+    answer_each(connection, lambda question: number_or_why(*question))
 
 
-def _number_or_why(name: str, attempt: Attempt) -> float | str:
+def number_or_why(name: str, attempt: Attempt, environment: Any = None) -> float | str:
+    """Return one reward of an answer, as ``reward`` does, or why it failed."""
     try:
-        return reward(name, attempt)
+        return reward(name, attempt, environment)
     except own_metric.MetricError as error:
         (problem,) = error.problems
         return f"{problem.where}: {problem.found}"

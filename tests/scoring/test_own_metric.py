@@ -38,6 +38,16 @@ def test_it_gets_the_expected_text_the_answer_and_a_copy_of_the_row(written):
     assert (scored(name, row), scored(name, row), row) == (32.0, 32.0, {"k": 1})
 
 
+def test_it_gets_the_messages_and_the_environment_if_it_names_them(written):
+    name = written(
+        "def f(expected, answer, row, *, environment, completion=()):",
+        "    return environment[completion[0]['content']]",
+    )
+    assert score(name, "yes", "no", {}, "", environment={"no": 2}) == 2.0
+    completion = [{"role": "assistant", "content": "Wait."}, {"role": "tool", "name": "add", "content": "4"}]
+    assert score(name, "yes", "no", {}, "", completion, {"Wait.": 3}) == 3.0
+
+
 @pytest.mark.parametrize(
     ("lines", "where", "found"),
     [
