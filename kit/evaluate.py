@@ -4,7 +4,8 @@ Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,14 @@ from kit.data.read.image_files import small
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
+from kit.model.sampling import Sampling
 from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
+from kit.rollouts.play import play
+from kit.rollouts.rollout_metrics import lengths
+from kit.rollouts.sampler import OwnModel
 from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, call_reader
+from kit.rollouts.tools.tool_environment import ToolEnvironment
+from kit.rollouts.trajectories import Trajectory
 from kit.run.evaluation import Answer, Evaluation
 from kit.scoring.metrics import TOOL_CALLS, Metric
 from kit.scoring.own_metric import MetricError, is_own
@@ -87,7 +94,11 @@ def evaluate(
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         compare = call_reader(tokenizer, tokenizer.chat_template).equal if TOOL_CALLS in recipe.metrics else None
         of_answers = [Metric(name, compare) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
-        answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress)
+        played = _play(policy, data, samples, stops, recipe, progress) if recipe.has_tools else None
+        if played:
+            of_played = {"reward": float(np.nanmean([each.reward for each in played])), **lengths(played)}
+            metrics |= {f"eval_{name}": value for name, value in of_played.items()}
+        answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress, played)
         intervals = {}
         for metric, of_metric in zip(of_answers, values, strict=True):
             for name, numbers in metric.results(of_metric).items():
@@ -137,10 +148,35 @@ def _check_calls(reader: CallReader, samples: Samples, tokenizer: Any, train_on:
         raise UserError("metrics", found, "an assistant's message with tool_calls, last", "leave it out")
 
 
+def _play(
+    policy: Policy, data: Data, samples: Samples, stops: set[int], recipe: Recipe, progress: Progress
+) -> list[Trajectory]:
+    """Play every prompt with the tools, ``num_return_sequences`` times."""
+    with closing(ToolEnvironment(recipe, data, samples, policy.tokenizer)) as environment:
+        stops = stops | {environment.end}
+        sampling = Sampling(recipe.temperature, recipe.top_p)
+        sampler = OwnModel(policy, recipe, sampling, stops, pad_id(policy.tokenizer), None, progress)
+        started = [
+            environment.start((0, i, k)) for i in range(len(samples)) for k in range(recipe.num_return_sequences)
+        ]
+        played = play(environment, sampler, started, samples.images_with_origin, policy.processes, progress)
+        environment.say_failures(played)
+    return played
+
+
 def _answers(
-    policy: Policy, samples: Samples, stops: set[int], recipe: Recipe, metrics: Sequence[Metric], progress: Progress
+    policy: Policy,
+    samples: Samples,
+    stops: set[int],
+    recipe: Recipe,
+    metrics: Sequence[Metric],
+    progress: Progress,
+    played: Sequence[Trajectory] | None,
 ) -> tuple[list[Answer], list[np.ndarray], int]:
     """Answer every prompt, ``num_return_sequences`` times.
+
+    Args:
+        played: with tools, all trajectories, whose last turns are the answers.
 
     Returns:
         The first answers to the first ``NUM_SHOWN`` prompts; the numbers of each answer for each of ``metrics``,
@@ -163,40 +199,51 @@ def _answers(
     data_rows: Any = samples.data_rows(mine.tolist()) if wants_rows else {}
     shown: dict[int, Answer] = {}
     failed: dict[int, list[Problem]] = {}
-    with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
-        for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
-            draw = call % num
-            ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
-            # A rank without a sample left generates for the first one, and nobody reads that answer.
-            pairs = [samples.prompt(i) for i in ids or [0]]
-            requests = [
-                Request(prompt, (i, draw), recipe.max_new_tokens, samples.images_with_origin(i))
-                for i, (prompt, _) in zip(ids or [0], pairs, strict=True)
-            ]
-            completions = generate_answers(
-                generate,
-                requests,
-                stops=stops,
-                pad_token_id=pad_id(tokenizer),
-                temperature=recipe.temperature,
-                top_p=recipe.top_p,
-                seed=recipe.seed,
-                device=accelerator.device,
-                image_codec=samples.image_codec,
-            )
-            for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
-                texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)
-                text = tokenizer.decode(prompt)
-                answer = Answer(samples.shown(text), *texts)
-                try:
-                    given = answer.reference, answer.text, data_rows.get(i), samples.origin(i), text
-                    values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
-                except MetricError as error:
-                    failed.setdefault(i, error.problems)
-                num_truncated += not ends and len(reference) <= recipe.max_new_tokens
-                if i < NUM_SHOWN and not draw:
-                    images = samples.images(i)[:MOST_PICTURES]
-                    shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])
+
+    def generated() -> Iterator[tuple[int, int, list[int], list[int], bool]]:
+        """This rank's answers: sample, draw, ids before it, its own ids, whether it ended."""
+        with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
+            for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
+                draw = call % num
+                ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
+                # A rank without a sample left generates for the first one, and nobody reads that answer.
+                requests = [
+                    Request(samples.prompt(i).ids, (i, draw), recipe.max_new_tokens, samples.images_with_origin(i))
+                    for i in ids or [0]
+                ]
+                completions = generate_answers(
+                    generate,
+                    requests,
+                    stops=stops,
+                    pad_token_id=pad_id(tokenizer),
+                    sampling=Sampling(recipe.temperature, recipe.top_p),
+                    seed=recipe.seed,
+                    device=accelerator.device,
+                    image_codec=samples.image_codec,
+                )
+                for i, (written, ended, _) in zip(ids, completions, strict=False):
+                    yield i, draw, samples.prompt(i).ids, written, ended
+
+    def last_turns() -> Iterator[tuple[int, int, list[int], list[int], bool]]:
+        for each in played or ():
+            (_, i, draw), (last, weight) = each.key, each.segments[-1]
+            if weight and i % ranks.count == ranks.index:  # it has a turn
+                yield i, draw, each.ids[: -len(last)], last, each.ended
+
+    for i, draw, prompt, written, ends in generated() if played is None else last_turns():
+        reference = samples.prompt(i).reference
+        texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)
+        text = tokenizer.decode(prompt)
+        answer = Answer(samples.shown(text), *texts)
+        try:
+            given = answer.reference, answer.text, data_rows.get(i), samples.origin(i), text
+            values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
+        except MetricError as error:
+            failed.setdefault(i, error.problems)
+        num_truncated += not ends and len(reference) <= recipe.max_new_tokens
+        if i < NUM_SHOWN and not draw:
+            images = samples.images(i)[:MOST_PICTURES]
+            shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])
     if faults := dict(gather_object([*failed.items()])):
         raise MetricError(*faults[min(faults)])
     for ids_of_rank, of_rank in gather_object([(mine, values[mine])]):

@@ -15,6 +15,7 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
 from kit.schema.fields import is_identity
+from kit.scoring.own_metric import is_own
 
 PACKAGE = Path(__file__).resolve().parents[1]  # kit/
 _IN_WHEEL = PACKAGE / "shipped"  # made when a wheel is built (pyproject.toml), and in no clone
@@ -70,6 +71,13 @@ class Recipe(
         found = [(key, getattr(self, key)) for key in keys if getattr(self, key)]
         found += [("dataset", entry.path) for entry in self.dataset_entries]
         return found + [("eval_dataset", entry.path) for entry in self.eval_dataset_entries]
+
+    @property
+    def code(self) -> dict[str, list[str]]:
+        """The user's code, ``FILE.py:NAME``, by the setting that names it."""
+        named = {"metrics": self.metrics, "rewards": self.rewards, "tools": self.tools}
+        named["environment"] = [self.environment] if self.environment else []
+        return {key: [name for name in names if is_own(name)] for key, names in named.items()}
 
     @property
     def eval_batch_size(self) -> int:

@@ -153,7 +153,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
 def _own_functions(values: dict[str, Any], where: dict[str, str]) -> Iterator[Problem]:
     """A problem for each key of a recipe with a function of the user's, which is code; it is left out of ``values``."""
 
-    for key in ("metrics", "rewards"):
+    for key in ("metrics", "rewards", "tools", "environment"):
         names = comma_separated(values.get(key))
         if isinstance(names, list) and any(isinstance(name, str) and is_own(name) for name in names):
             del values[key]

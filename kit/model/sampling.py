@@ -5,7 +5,7 @@ temperature decoding is greedy, and ``generate`` gets its usual arguments.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,42 +19,36 @@ from transformers import (
 )
 
 
+class Sampling(NamedTuple):
+    """From which tokens one is sampled."""
+
+    temperature: float | None  # divides logits; None: greedy decoding
+    top_p: float | None = None  # nucleus sampling: the likeliest tokens with this total probability; None or 1: all
+    top_k: int = 0  # this many of the likeliest; 0: all
+    min_p: float = 0.0  # those with this share of the likeliest one's probability; 0: all
+
+
 def sampling_arguments(
-    temperature: float | None,
-    top_p: float | None,
-    seed: int,
-    numbers: Sequence[tuple[int, ...]],
-    prompt_length: int,
-    top_k: int = 0,
-    min_p: float = 0.0,
+    sampling: Sampling, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int
 ) -> dict[str, Any]:
     """Return the arguments of ``generate`` that choose the tokens.
 
     Args:
-        temperature: None: greedy decoding.
-        top_p, top_k, min_p: see ``warpers``.
         numbers: for each row of the call the numbers that identify the completion, such as sample and draw.
         prompt_length: tokens in front of the first generated one, padding included.
     """
-    if temperature is None:
+    if sampling.temperature is None:
         return {"do_sample": False}
-    kept = warpers(temperature, top_p, top_k, min_p)
+    kept = warpers(sampling)
     drawing = SeededSampler(seed, numbers, prompt_length)
     # ``do_sample`` would draw from one generator for the whole batch. The processors leave a single token to choose.
     return {"do_sample": False, "logits_processor": LogitsProcessorList([*kept, drawing])}
 
 
-def warpers(
-    temperature: float, top_p: float | None = None, top_k: int = 0, min_p: float = 0.0
-) -> list[LogitsProcessor]:
-    """Return what divides logits by a temperature, and sets those of unlikely tokens to -inf, in the usual order.
-
-    Args:
-        top_p: nucleus sampling: keep the likeliest tokens with this total probability; None or 1: all tokens.
-        top_k: keep this many of the likeliest; 0: all.
-        min_p: keep those with this share of the likeliest one's probability; 0: all.
-    """
-    found: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
+def warpers(sampling: Sampling) -> list[LogitsProcessor]:
+    """Return what divides logits by a temperature, and sets those of unlikely tokens to -inf, in the usual order."""
+    temperature, top_p, top_k, min_p = sampling
+    found: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)] if temperature not in (None, 1) else []
     found += [TopKLogitsWarper(top_k)] if top_k else []
     found += [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
     return found + ([MinPLogitsWarper(min_p)] if min_p else [])

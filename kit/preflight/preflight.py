@@ -41,6 +41,7 @@ from kit.model.summary import aux_loss_coef
 from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.untrained import check_stop_tokens
 from kit.preflight.rollout_checks import check_server, try_rewards
+from kit.preflight.tool_checks import check_tools, tool_schemas
 from kit.run.checked import Checked
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -196,7 +197,11 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         rollout_steps=recipe.num_iterations if recipe.rolls_out and (checked.trains or not checked.topology) else 0,
         images=images,
         no_images=no_images,
+        tools=tool_schemas(recipe),
     )
+    if recipe.has_tools:
+        checked.stop_tokens, notes = check_tools(data, tokenizer)
+        checked.notes += notes
     if recipe.declared.head != "lm" and not isinstance(data, Stream):
         pad_with(tokenizer, last_ids(data.train))
     if data.images:
@@ -215,7 +220,7 @@ def _find_stop_tokens(checked: Checked, datasets: Sequence[Dataset], problems: P
     ids = sorted(stop_ids(checked.data, tokenizer))
     problems += check_stop_tokens(recipe, checked.meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
     if any("text" not in dataset.fields for dataset in datasets):
-        checked.stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
+        checked.stop_tokens |= dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
 
 
 def _open_folder(checked: Checked, recipe_name: str) -> RunFolder:

@@ -26,11 +26,13 @@ class Environment(Protocol):
     Attributes:
         keys: the name of each reward in metrics.
         max_turns: of a trajectory.
+        most_tokens: that the policy may write in a trajectory.
         resets: whether trajectories begin with ``reset``.
     """
 
     keys: list[str]
     max_turns: int
+    most_tokens: int
     resets: bool
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
@@ -78,6 +80,7 @@ class SingleTurn:
             is_stopping: whether this process was asked to stop, and so does not wait for rewards.
         """
         self._recipe, self._prompts, self._tokenizer = recipe, prompts, tokenizer
+        self.most_tokens = recipe.max_new_tokens
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
         keys = [key_of(name) for name in recipe.rewards]
         self.keys = [f"{key}_{keys[: k + 1].count(key)}" if keys.count(key) > 1 else key for k, key in enumerate(keys)]

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from kit.data.chat.tokens import ImageCodec
 from kit.data.read.image_files import Image
-from kit.model.sampling import sampling_arguments
+from kit.model.sampling import Sampling, sampling_arguments
 
 
 class Request(NamedTuple):
@@ -49,20 +49,17 @@ def generate_answers(
     *,
     stops: Collection[int],
     pad_token_id: int,
-    temperature: float | None,
-    top_p: float | None,
+    sampling: Sampling,
     seed: int,
     device: torch.device,
     image_codec: ImageCodec | None = None,
-    top_k: int = 0,
-    min_p: float = 0.0,
 ) -> list[Completion]:
     """Complete a batch of requests.
 
     Args:
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
-        temperature: None: greedily; see ``sampling_arguments``, also for ``top_p``, ``top_k``, ``min_p`` and ``seed``.
+        sampling, seed: see ``sampling_arguments``.
         image_codec: None: no request has an image.
     """
     rows = [torch.tensor(request.ids, dtype=torch.long) for request in requests]
@@ -77,7 +74,7 @@ def generate_answers(
         use_cache=True,
         pad_token_id=pad_token_id,
         eos_token_id=sorted(stops) or None,
-        **sampling_arguments(temperature, top_p, seed, [request.key for request in requests], length, top_k, min_p),
+        **sampling_arguments(sampling, seed, [request.key for request in requests], length),
         **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
     )
     return [

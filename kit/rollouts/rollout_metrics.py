@@ -10,8 +10,9 @@ from transformers import LogitsProcessorList
 
 from kit.data.feed.batches import Collator
 from kit.data.samples.samples import Samples
-from kit.model.sampling import warpers
+from kit.model.sampling import Sampling, warpers
 from kit.rollouts.generation import text_of
+from kit.rollouts.sampler import sampling_of
 from kit.rollouts.trajectories import Trajectories, Trajectory, few_of
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ NUM_SHOWN = 3  # prompts of a rollout
 
 
 def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the metrics of the completions' lengths; empty without completions."""
+    """Return the metrics of the completions' lengths, and the means of ``counts``; empty without completions."""
     if not trajectories:
         return {}
-    return {
-        "completions/mean_length": float(np.mean([each.num_written for each in trajectories])),
-        "completions/clipped_ratio": float(np.mean([not each.ended for each in trajectories])),
+    found = {
+        "completions/mean_length": [each.num_written for each in trajectories],
+        "completions/clipped_ratio": [not each.ended for each in trajectories],
     }
+    found |= {name: [each.counts[name] for each in trajectories] for name in trajectories[0].counts}
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def measured(
@@ -69,12 +72,10 @@ def cut_probability(
 
     The mean over the tokens of some trajectories, by the policy at ``rollout_temperature``.
     """
-    (temper, cut) = (
-        LogitsProcessorList(warpers(*given))
-        for given in (
-            (settings.rollout_temperature,),
-            (1.0, settings.rollout_top_p, settings.rollout_top_k, settings.rollout_min_p),
-        )
+    sampling = sampling_of(settings)
+    temper, cut = (
+        LogitsProcessorList(warpers(each))
+        for each in (Sampling(sampling.temperature), sampling._replace(temperature=1.0))
     )
 
     ids: Any = None  # which they do not read
@@ -96,12 +97,12 @@ def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) 
     for sample, group in list(groups.items())[:NUM_SHOWN]:
         ranked = sorted(group, key=lambda each: each.reward)
         for each in (ranked[-1], ranked[0]):
-            prompt, answer = (segment.ids for segment in each.segments)
+            prompt = each.segments[0].ids
             found.append(
                 {
                     "prompt": prompts.shown(tokenizer.decode(prompt)),
                     "reference": text_of(tokenizer, prompts.prompt(sample).reference),
-                    "text": text_of(tokenizer, answer, each.ended),
+                    "text": text_of(tokenizer, each.ids[len(prompt) :], each.ended),
                     "reward": each.reward,
                 }
             )

@@ -18,11 +18,11 @@ from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import pad_id
 from kit.rollouts.advantages import add_advantages, kl_in_reward
-from kit.rollouts.environment import Environment, SingleTurn
 from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import cut_probability, lengths, measured, shown
-from kit.rollouts.sampler import OwnModel, Sampler
+from kit.rollouts.sampler import OwnModel, Sampler, sampling_of
 from kit.rollouts.sampler_check import check_sampler
+from kit.rollouts.tools.tool_environment import open_environment
 from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
 from kit.rollouts.vllm_server import VllmServer
 from kit.system.console import say
@@ -47,13 +47,13 @@ class Rollouts:
         self._num_taken = int(state.get("num_taken", 0))  # batches of prompts
         self._trajectories = [Trajectory.from_state(each) for each in state.get("trajectories", [])]
         self._metrics: dict[str, float] = dict(state.get("metrics", {}))
-        self._environment: Environment = SingleTurn(recipe, data.train, policy.tokenizer, lambda: run.stop.is_made)
+        self._environment = open_environment(recipe, data, data.train, policy.tokenizer, lambda: run.stop.is_made)
         pad = pad_id(policy.tokenizer)
         ends = sorted({policy.tokenizer.eos_token_id, *run.checked.stop_tokens.values()} - {None})
         self._sampler: Sampler = (
             VllmServer(policy, recipe, ends, progress)
             if recipe.vllm_server_base_url
-            else OwnModel(policy, recipe, ends, pad, data.train.image_codec, progress)
+            else OwnModel(policy, recipe, sampling_of(recipe), ends, pad, data.train.image_codec, progress)
         )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
         self._has_warned = False  # of a rollout without a gradient
@@ -97,7 +97,7 @@ class Rollouts:
             micro_batches=samples.micro_batches(self._collator, self._policy.ranks),
             epoch=self._data.order.epochs_after(self._num_taken),
             origins=list(dict.fromkeys(train.origin(each.sample) for each in self._trajectories)),
-            most_targets=len(samples) * recipe.max_new_tokens,
+            most_targets=len(samples) * self._environment.most_tokens,
             metrics=self._metrics,
             answers=shown(self._trajectories, train, self._policy.tokenizer) if recipe.rewards else [],
         )

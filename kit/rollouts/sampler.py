@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kit.data.chat.tokens import ImageCodec
 from kit.model.layers.attention import without_cudnn_attention
+from kit.model.sampling import Sampling
 from kit.rollouts.generation import Completion, Request, generate_answers
 from kit.strategy.weights import generating
 from kit.system.console import Progress
@@ -15,6 +16,7 @@ from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
+    from kit.config.settings.objective import ObjectiveSettings
     from kit.strategy.accelerator import Prepared
 
 
@@ -40,6 +42,7 @@ class OwnModel:
 
     prepared: "Prepared"
     recipe: "Recipe"
+    sampling: Sampling
     stops: Collection[int]
     pad_token_id: int
     image_codec: ImageCodec | None
@@ -68,12 +71,15 @@ class OwnModel:
                     [requests[place] for place in places or [0]],
                     stops=self.stops,
                     pad_token_id=self.pad_token_id,
-                    temperature=recipe.rollout_temperature,
-                    top_p=recipe.rollout_top_p,
-                    top_k=recipe.rollout_top_k,
-                    min_p=recipe.rollout_min_p,
+                    sampling=self.sampling,
                     seed=recipe.seed,
                     device=accelerator.device,
                     image_codec=self.image_codec,
                 )
                 yield from zip(places, completions, strict=False)
+
+
+def sampling_of(settings: "ObjectiveSettings") -> Sampling:
+    """Return how completions of rollouts are sampled."""
+    of_rollouts = settings.rollout_temperature, settings.rollout_top_p, settings.rollout_top_k, settings.rollout_min_p
+    return Sampling(*of_rollouts)

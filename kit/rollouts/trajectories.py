@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 NUM_MEASURED = 16  # trajectories of a rollout of which something is measured in a pass of its own
 
 
+Outcome = Literal["", "ended", "max_new_tokens", "max_turns", "max_length", "failed"]
+
+
 class Segment(NamedTuple):
     """Tokens of a prompt, or an action: tokens that the policy generated."""
 
@@ -44,7 +47,7 @@ class Trajectory:
     segments: list[Segment]
     # ended: with a stop token, or an answer of the data. Else it was truncated: at max_new_tokens of a turn,
     # max_turns or max_length. failed: before its first turn. Empty: another turn follows.
-    outcome: Literal["", "ended", "max_new_tokens", "max_turns", "max_length", "failed"] = ""
+    outcome: Outcome = ""
     rewards: list[float | str] = field(default_factory=list)  # for one that failed, the reason
     reward: float = np.nan  # their weighted sum; NaN if one failed
     advantage: float = 0.0
@@ -90,11 +93,6 @@ class Trajectory:
     def num_written(self) -> int:
         """The tokens of its actions."""
         return sum(len(ids) for ids, weight in self.segments if weight)
-
-    @property
-    def num_turns(self) -> int:
-        """The number of its actions."""
-        return sum(weight > 0 for _, weight in self.segments)
 
 
 def few_of(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:

@@ -75,7 +75,7 @@ class Checked:
         content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
-        for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
+        for key, names in recipe.code.items():
             content[key] = [*names, *own_code(names).values()]
         if recipe.teacher:
             content["teacher"] = fingerprint(teacher_settings(recipe))

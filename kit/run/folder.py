@@ -9,6 +9,7 @@ Promises:
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +208,7 @@ class RunFolder:
         about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
         about["rounding"] = self._recipe.model_dump(mode="json", include=ROUNDING)
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
-        about["own_code"] = own_code([*self._recipe.metrics, *self._recipe.rewards])
+        about["own_code"] = own_code(chain.from_iterable(self._recipe.code.values()))
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]
         self._record = {**recipe, **about, "data": data, "starts": starts(before, {**recipe, **about}, step)}

@@ -1,7 +1,7 @@
 """Read and write the records of a run: ``run.json`` and ``metrics.jsonl``."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,7 +17,6 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import ObjectiveSettings
 from kit.model.pretrained.locate import check_base
-from kit.scoring.own_metric import is_own
 from kit.strategy.topology import ActualStrategy
 from kit.system import durable
 from kit.system.cache import file_digest
@@ -188,9 +187,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def own_code(names: Sequence[str]) -> dict[str, str]:
-    """Return the hash of each file of the user among ``metrics`` or ``rewards``, by its path."""
-    paths = {name.rpartition(":")[0] for name in names if is_own(name)}
+def own_code(names: Iterable[str]) -> dict[str, str]:
+    """Return the hash of each file of the user, by its path; ``names`` are of ``Recipe.code``."""
+    paths = {name.rpartition(":")[0] for name in names}
     return {path: file_digest(Path(path).expanduser())[:12] for path in sorted(paths)}
 
 

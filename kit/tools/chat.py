@@ -20,7 +20,7 @@ from kit.data.chat.image_parts import IMAGE
 from kit.data.open import pad_id
 from kit.data.read.image_files import Image, inspect
 from kit.model.layers.attention import without_cudnn_attention
-from kit.model.sampling import sampling_arguments
+from kit.model.sampling import Sampling, sampling_arguments
 from kit.strategy.weights import generating
 from kit.system.console import say, show
 from kit.system.errors import UserError
@@ -93,7 +93,7 @@ def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = (
             eos_token_id=model.stops or None,
             streamer=streamer,
             max_new_tokens=min(room, recipe.max_new_tokens),
-            **sampling_arguments(recipe.temperature, recipe.top_p, recipe.seed, numbers, len(ids)),
+            **sampling_arguments(Sampling(recipe.temperature, recipe.top_p), recipe.seed, numbers, len(ids)),
             **seen,
         )
     return streamer.text

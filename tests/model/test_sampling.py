@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 
-from kit.model.sampling import sampling_arguments
+from kit.model.sampling import Sampling, sampling_arguments
 
 
-def draw(scores, numbers, **changes):
+def draw(scores, numbers, seed=1, **changes):
     """The token that is drawn for each row, after the warpers of ``sampling_arguments``."""
-    asked = {"temperature": 1.0, "top_p": None, "seed": 1, **changes}
-    (_, processors) = sampling_arguments(**asked, numbers=numbers, prompt_length=3).values()
+    sampling = Sampling(**{"temperature": 1.0, **changes})
+    (_, processors) = sampling_arguments(sampling, seed, numbers, prompt_length=3).values()
     scores = torch.tensor(scores).expand(len(numbers), -1)
     return processors(torch.zeros(len(numbers), 3, dtype=torch.long), scores).argmax(dim=-1)
 

@@ -1,7 +1,7 @@
 """GRPO and its family: policy gradients on sampled completions with rewards."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
@@ -12,9 +12,20 @@ from kit.tasks.spec import KL, TaskMetric, TaskSpec, identity_option, objective_
 
 RewardName = Annotated[
     str,
-    Field(pattern=r"^(exact_match|number|token_f1|chrf|rouge_l|math|json|regex:[\s\S]+|overlong:[1-9]\d*)$"),
+    Field(
+        pattern=r"^(exact_match|number|token_f1|chrf|rouge_l|math|json|environment|regex:[\s\S]+|overlong:[1-9]\d*)$"
+    ),
 ]
 MOST_SAVED_TOKENS = 1_000_000  # of a rollout in a checkpoint
+
+
+def _of_one_file(value: Any) -> Any:
+    """Split ``FILE.py:name,other`` into ``FILE.py:name`` and ``FILE.py:other``."""
+    names = comma_separated(value)
+    for k, name in enumerate(names if isinstance(value, str) else ()):
+        if k and ":" not in name:
+            names[k] = f"{names[k - 1].rpartition(':')[0]}:{name}"
+    return names
 
 
 class GrpoSettings(BaseModel):
@@ -23,8 +34,8 @@ class GrpoSettings(BaseModel):
     rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = identity_option(
         [],
         "grpo: reward functions, separated by commas; as a flag also your own function(expected, answer, row)",
-        expected="names of exact_match, number, token_f1, chrf, rouge_l, math, json, regex:PATTERN, overlong:N, and "
-        "FILE.py:FUNCTION",
+        expected="names of exact_match, number, token_f1, chrf, rouge_l, math, json, regex:PATTERN, overlong:N, "
+        "environment, and FILE.py:FUNCTION",
     )
     reward_weights: Annotated[list[float] | None, BeforeValidator(comma_separated)] = identity_option(
         None, "grpo: weight of each reward in their sum; default: 1"
@@ -44,6 +55,26 @@ class GrpoSettings(BaseModel):
     rollout_top_k: int = identity_option(0, "grpo: sample from this many of the likeliest tokens; 0: all", ge=0)
     rollout_min_p: float = identity_option(
         0.0, "grpo: sample from tokens with this fraction of the likeliest one's probability", ge=0, le=1
+    )
+    tools: Annotated[list[OwnMetric], BeforeValidator(_of_one_file)] = identity_option(
+        [],
+        "grpo: functions that the model may call in several turns, FILE.py:name,other; flag only, because it is code",
+        expected="FILE.py:FUNCTION, separated by commas",
+    )
+    environment: OwnMetric | None = identity_option(
+        None,
+        "grpo: class whose public methods are tools, an object for each trajectory; flag only, because it is code",
+        expected="FILE.py:CLASS",
+    )
+    max_turns: int = identity_option(
+        8, "grpo: turns of the model in a trajectory with tools", "turns", ge=1, needs="tools or environment"
+    )
+    tool_timeout: float = objective_option(
+        10.0,
+        "grpo: timeout of a tool call; the model reads that it failed",
+        "seconds",
+        gt=0,
+        needs="tools or environment",
     )
     num_generations: int = identity_option(8, "grpo: completions per prompt (group size)", "completions", ge=2)
     scale_rewards: Literal["auto", "group", "batch", "none"] = identity_option(
@@ -71,7 +102,7 @@ class GrpoSettings(BaseModel):
     epsilon_high: float | None = identity_option(None, "grpo: upper clip range; default: epsilon", gt=0)
     kl_estimator: Literal["k2", "k3"] = identity_option("k3", "grpo: estimator of the KL penalty, with beta")
     mask_truncated_completions: bool = identity_option(
-        False, "grpo: no loss on completions truncated at max_new_tokens"
+        False, "grpo: no loss on completions that were truncated: at max_new_tokens, max_turns or max_length"
     )
     dynamic_sampling: bool = identity_option(
         False, "grpo: sample other prompts in place of groups with zero reward variance (DAPO)"
@@ -91,6 +122,11 @@ class GrpoSettings(BaseModel):
         gt=0,
         needs="vllm_server_base_url",
     )
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether completions have several turns, with tools."""
+        return bool(self.tools or self.environment)
 
     @property
     def cuts_rollouts(self) -> bool:
@@ -120,6 +156,12 @@ def _bad_pattern(settings: GrpoSettings) -> str:
 
 RULES = (
     Rule("rewards objective", lambda r: not r.rewards, "none given", "--rewards number"),
+    Rule(
+        "rewards environment",
+        lambda r: "environment" in r.rewards and not r.environment,
+        "environment, and none is given",
+        "--environment FILE.py:CLASS",
+    ),
     Rule("rewards", _bad_pattern, "{it}", "a pattern of Python's re; with a comma in it in a recipe, as a list"),
     Rule(
         "reward_weights rewards",
