@@ -228,7 +228,7 @@ def _answers(
         for each in played or ():
             (_, i, draw), (last, weight) = each.key, each.segments[-1]
             if weight and i % ranks.count == ranks.index:  # it has a turn
-                yield i, draw, each.ids[: -len(last)], last, each.ended
+                yield i, draw, each.ids[: -len(last)], last, each.outcome != "max_new_tokens"
 
     for i, draw, prompt, written, ends in generated() if played is None else last_turns():
         reference = samples.prompt(i).reference

@@ -254,6 +254,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
         for is_asked, found, fix in (
             (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
             (bool(recipe.teacher), "a teacher", "--objective sft or dpo"),
+            (recipe.has_tools, "tools", "leave out --tools and --environment"),
             (recipe.declared.head != "lm", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:

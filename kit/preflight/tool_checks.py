@@ -7,7 +7,6 @@ from kit.data.feed.data import Data
 from kit.rollouts.tools.tool_calls import call_reader
 from kit.rollouts.tools.tool_environment import open_host
 from kit.rollouts.tools.tool_turns import ToolTurns
-from kit.system.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -32,11 +31,8 @@ def check_tools(data: Data, tokenizer: Any) -> tuple[dict[str, int], list[str]]:
         The token that ends a turn with a call, with its id; and lines for the user.
 
     Raises:
-        UserError: it does not; or a row has an image.
+        UserError: it does not.
     """
-    if data.images:
-        found = "the rows have images, and the images of later turns cannot be trained on"
-        raise UserError(Problem("tools", found, "text", "leave out the rows with images"))
     call_reader(tokenizer, data.chat_template)
     turns = ToolTurns(data.chat_template, tokenizer, data.encoder.tools)
     turns.check()

@@ -20,7 +20,6 @@ from kit.rollouts.tools.tool_processes import ToolFailure, ToolHost, ToolSession
 from kit.rollouts.tools.tool_turns import Result, ToolTurns
 from kit.rollouts.trajectories import Outcome, Segment, Trajectory
 from kit.scoring.rewards import Attempt
-from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import Progress
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class ToolEnvironment(SingleTurn):
                     self._finish(trajectory, "ended")
                 elif trajectory.counts[TURNS] == self.max_turns:
                     self._finish(trajectory, "max_turns")
-                elif self.room(trajectory) <= len(ids):
+                elif len(trajectory.ids) + len(ids) >= self._recipe.max_length:
                     self._finish(trajectory, "max_length")
                 else:
                     trajectory.segments.append(Segment(ids, 0.0))
@@ -199,7 +198,6 @@ def open_host(recipe: "Recipe", is_stopping: Callable[[], bool] = lambda: False)
         environment=recipe.environment,
         rewards=recipe.rewards,
         timeout=recipe.tool_timeout,
-        num_cores=cores_of_rank(),
         is_stopping=is_stopping,
     )
 
