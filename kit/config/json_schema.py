@@ -10,7 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from kit.config.hints import METHODS, OBJECTIVES
 from kit.config.recipe import Recipe
-from kit.config.recipe_file import BY_METHOD, BY_OBJECTIVE
+from kit.config.recipe_file import BY_METHOD, BY_OBJECTIVE, ONLY_CODE
 from kit.scoring.own_metric import PATTERN
 
 _SCALAR = {"type": ["string", "number", "boolean"]}  # where the kit expects a string, 0123 and true are strings
@@ -25,7 +25,7 @@ def recipe_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema(schema_generator=_OfFile)
     entry = schema["$defs"]["DatasetEntry"]
     entry["properties"] = {name: _setting(each) for name, each in entry["properties"].items()}
-    settings = {name: _setting(each) for name, each in schema["properties"].items()}
+    settings = {name: _setting(each) for name, each in schema["properties"].items() if name not in ONLY_CODE}
 
     section = [name for name in settings if name != "method"]
     of_objective = [name for name in section if name != "objective"]
@@ -67,7 +67,7 @@ class _OfFile(GenerateJsonSchema):
         listed = super().list_schema(schema)
         items = listed["items"].get("anyOf", [listed["items"]])
         items = [each for each in items if each.get("pattern") != f"^{PATTERN}$"]  # code: the command line only
-        if "$ref" in items[0]:  # a dataset, which may be its path alone
+        if items and "$ref" in items[0]:  # a dataset, which may be its path alone
             items.append(_SCALAR)
         return {"anyOf": [{**listed, "items": {"anyOf": items}}, _SCALAR]}
 
