@@ -159,7 +159,9 @@ def _play(
         started = [
             environment.start((0, i, k)) for i in range(len(samples)) for k in range(recipe.num_return_sequences)
         ]
-        played = play(environment, sampler, started, samples.images_with_origin, policy.processes, progress)
+        played = play(
+            environment, sampler, started, recipe.max_new_tokens, samples.images_with_origin, policy.processes, progress
+        )
         environment.say_failures(played)
     return played
 

@@ -41,7 +41,7 @@ from kit.model.summary import aux_loss_coef
 from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.untrained import check_stop_tokens
 from kit.preflight.rollout_checks import check_server, try_rewards
-from kit.preflight.tool_checks import check_tools, tool_schemas
+from kit.preflight.tool_checks import check_tools, tool_schemas, try_environment
 from kit.run.checked import Checked
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -209,6 +209,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
     if data.evaluation is not None:
         try_metrics(recipe, data.evaluation, tokenizer, data.chat_template)
     if recipe.rewards and checked.trains and not isinstance(data, Stream) and is_main():
+        try_environment(recipe, data.train, tokenizer)
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 
 

@@ -4,9 +4,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from kit.data.feed.data import Data
+from kit.data.samples.samples import Samples
+from kit.rollouts.generation import text_of
 from kit.rollouts.tools.tool_calls import call_reader
 from kit.rollouts.tools.tool_environment import open_host
+from kit.rollouts.tools.tool_processes import ToolFailure
 from kit.rollouts.tools.tool_turns import ToolTurns
+from kit.scoring.rewards import Attempt
+from kit.system.errors import Problem, UserError, raise_if
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -22,6 +27,30 @@ def tool_schemas(recipe: "Recipe") -> list[dict[str, Any]]:
         return []
     with closing(open_host(recipe)) as host:
         return host.schemas()
+
+
+def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
+    """Begin with the first row, and let the model write the expected answer alone.
+
+    Raises:
+        UserError: ``reset`` or a reward fails.
+    """
+    if not recipe.environment:
+        return
+    row, text = train.data_rows([0]).get(0), text_of(tokenizer, train.prompt(0).reference)
+    written = [{"role": "assistant", "content": text}]
+    attempt = Attempt(text, text, row, train.origin(0), 1, recipe.max_new_tokens, written)
+    problems = []
+    with closing(open_host(recipe)) as host, closing(host.open((recipe.seed,), row)) as session:
+        try:
+            session.start()
+        except ToolFailure as failure:
+            raise UserError("--environment", f"reset failed on {attempt.origin}: {failure}") from None
+        for name in recipe.rewards:
+            found = session.reward(name, recipe.reward_timeout, attempt)
+            if isinstance(found, str):
+                problems.append(Problem("--rewards", f"failed on the expected answer of a row: {found}"))
+    raise_if(problems)
 
 
 def check_tools(data: Data, tokenizer: Any) -> tuple[dict[str, int], list[str]]:

@@ -41,9 +41,6 @@ class Environment(Protocol):
     def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
         """Add what the environment shows first; ``most`` and ``progress`` as in ``score``."""
 
-    def room(self, trajectory: Trajectory) -> int:
-        """Return the most tokens that the next turn may have."""
-
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
         """Append a turn of the policy, and start to work on what follows it."""
 
@@ -96,10 +93,6 @@ class SingleTurn:
 
     def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
         """See ``Environment``: the prompt is all."""
-
-    def room(self, trajectory: Trajectory) -> int:
-        """See ``Environment``."""
-        return self._recipe.max_new_tokens
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
         """See ``Environment``: start to compute the rewards."""

@@ -23,6 +23,7 @@ def play(
     environment: Environment,
     sampler: Sampler,
     trajectories: Sequence[Trajectory],
+    max_new_tokens: int,
     images: Callable[[int], Sequence[Any]],
     ranks: Ranks,
     progress: Progress,
@@ -33,6 +34,7 @@ def play(
 
     Args:
         trajectories: the same on all ranks; those with an outcome stay as they are.
+        max_new_tokens: of a turn.
         images: returns those of a sample, see ``Table.images_with_origin``.
     """
     found = list(trajectories)
@@ -58,7 +60,7 @@ def play(
             Request(
                 each.ids,
                 (*each.key, turn) if turn else each.key,
-                environment.room(each),
+                max_new_tokens,
                 images(each.sample),
                 owners[place],
             )

@@ -177,7 +177,13 @@ class Rollouts:
         trajectories = [self._start((number, i, k)) for i in indices for k in range(num)]
         places = [place for place, each in enumerate(trajectories) if not each.outcome]
         trajectories = play(
-            self._environment, self._sampler, trajectories, train.images_with_origin, ranks, self._progress
+            self._environment,
+            self._sampler,
+            trajectories,
+            recipe.max_new_tokens,
+            train.images_with_origin,
+            ranks,
+            self._progress,
         )
         self._metrics = lengths([trajectories[place] for place in places])
         return [trajectories[place : place + num] for place in range(0, len(trajectories), num)]

@@ -46,8 +46,8 @@ def add(a: int, b: int) -> int:
 
 class Counter:
     def reset(self, messages, **row):
-        if "cat" in messages[0]["content"]:
-            raise ValueError("no cats")
+        if messages[0]["content"].startswith("dog"):
+            raise ValueError("no dogs")
         self.calls = 0
         return " Go!"
 

@@ -93,16 +93,12 @@ class ToolEnvironment(SingleTurn):
                         *before, last = self._prompts.prompt_messages(i)
                         messages = [*before, {**last, "content": last["content"] + observation}]
                         trajectory.segments = [Segment(self._turns.prompt(messages), 0.0)]
-                    if self.room(trajectory) < 1:
-                        raise ToolFailure("prompt and observation exceed max_length")
+                    if not self._has_room(len(trajectory.ids)):
+                        raise ToolFailure("prompt and observation leave less than max_new_tokens of max_length")
                 except ToolFailure as error:
                     trajectory.outcome = "failed"
                     trajectory.rewards = [f"reset: {error} (row {self._prompts.origin(i)})"] * len(self.keys)
                     self._played.pop(trajectory.key).session.close()
-
-    def room(self, trajectory: Trajectory) -> int:
-        """See ``Environment``."""
-        return min(self._recipe.max_new_tokens, self._recipe.max_length - len(trajectory.ids))
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
         """See ``Environment``: start the calls of a turn; without any, its rewards."""
@@ -141,7 +137,7 @@ class ToolEnvironment(SingleTurn):
                     self._finish(trajectory, "ended")
                 elif trajectory.counts[TURNS] == self.max_turns:
                     self._finish(trajectory, "max_turns")
-                elif len(trajectory.ids) + len(ids) >= self._recipe.max_length:
+                elif not self._has_room(len(trajectory.ids) + len(ids)):
                     self._finish(trajectory, "max_length")
                 else:
                     trajectory.segments.append(Segment(ids, 0.0))
@@ -152,6 +148,10 @@ class ToolEnvironment(SingleTurn):
         super().close()
         self._threads.shutdown(cancel_futures=True)
         self._host.close()
+
+    def _has_room(self, length: int) -> bool:
+        """Whether a turn may follow. It may have ``max_new_tokens``: a row of a batch cannot end before the others."""
+        return length + self._recipe.max_new_tokens <= self._recipe.max_length
 
     def _of(self, trajectory: Trajectory) -> _Played:
         key = trajectory.key
