@@ -3,7 +3,6 @@
 What the model writes is drawn from a list, by the trajectory and the turn. So every kind of turn occurs.
 """
 
-import json
 import os
 import signal
 import sys
@@ -113,7 +112,7 @@ def script(folder, model_folder, moment, rank):
         found = real(generate, requests, **options)  # all ranks take part in it
         for i, request in enumerate(requests):
             draw = Random(str(request.key))
-            ids = tokenizer(draw.choice(TURNS)).input_ids + [tokenizer.eos_token_id]
+            ids = [*tokenizer(draw.choice(TURNS)).input_ids, tokenizer.eos_token_id]
             ids = ids[: request.max_new_tokens]
             found[i] = Completion(ids, ids[-1] == tokenizer.eos_token_id)
         return found
@@ -132,8 +131,42 @@ def adapter(run):
     return (run.folder / "final/adapter_model.safetensors").read_bytes()
 
 
-def test_the_model_reads_results_and_errors_and_rewards_see_the_conversation(trained):
-    run = trained("one")
+ENDS = {"in a turn": {}, "in a tool": {"tool": 5}, "in a reward": {"reward": 13}, "in a save": {}}
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "ends"),
+    matrix([("single", 1, ENDS)], rest=[("ddp", 2, ENDS), ("fsdp", 2, ENDS)]),
+)
+def test_a_run_that_is_killed_anywhere_continues_as_if_it_had_not_been(trained, config, processes, ends):
+    ways = {"config": config, "processes": processes, "save_steps": 1, "async_save": False}
+    whole = trained("whole", **ways)
+    assert whole.status == 0, whole.output
+    for number, (moment, stop_at) in enumerate(ends.items()):
+        flags = {"moment": moment, "stop_at": stop_at, "sent": signal.SIGKILL, **ways}
+        ended = trained(f"run-{number}", **flags)
+        assert ended.status == -9, (moment, ended.output)
+        again = trained(f"run-{number}", **flags | {"moment": ""})
+        assert again.status == 0 and again.losses == whole.losses, (moment, again.output)
+        assert adapter(again) == adapter(whole), moment
+        assert [row["reward"] for row in again.rows] == [row["reward"] for row in whole.rows], moment
+
+
+@pytest.mark.parametrize("config", matrix(["fsdp"], rest=["ddp"]))
+def test_conversations_and_losses_are_those_of_one_process(trained, config, fp32):
+    one, several = (
+        trained(name, config=fp32[name], processes=number, max_steps=2) for name, number in (("single", 1), (config, 2))
+    )
+    assert (one.status, several.status) == (0, 0), several.output
+    for row, other in zip(one.rows, several.rows, strict=True):
+        assert row["rollout"] == other["rollout"] and row["tools/calls"] == other["tools/calls"] > 0
+        assert float(row["loss"]) == pytest.approx(float(other["loss"]), abs=1e-6)
+
+
+def test_an_evaluation_plays_the_conversations(trained, chat_file):
+    run = trained("run", max_steps=1, eval_dataset=chat_file, max_eval_samples=10, predict_with_generate=True)
     assert run.status == 0, run.output
-    print(run.output, json.dumps(run.rows, indent=1))
-    assert 0
+    row = run.rows[-1]
+    assert row["eval_reward"] > 0 and 1 < row["eval_completions/turns"] <= 3 and row["num_answers"] == 10
+    prompts = [each["prompt"] for each in row["answers"]]
+    assert any("<tool_response>" in each for each in prompts), prompts
