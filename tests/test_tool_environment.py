@@ -163,7 +163,7 @@ def test_an_environment_that_cannot_start_leaves_its_row_out_with_the_reason(pla
     found, sampler, tools = played([[["3"]], [["3"]]], texts=("cat", "dog"))
     assert [each.outcome for each in found] == ["ended", "failed"] and sampler.keys == [(0, 0, 0)]
     assert found[1].reward != found[1].reward
-    assert found[1].rewards == [f"reset: environment: ValueError: no dogs (row {tools._prompts.origin(1)})"] * 2
+    assert found[1].rewards == [f"reset: environment: ValueError: no dogs (row {tools.prompts.origin(1)})"] * 2
     tools.say_failures(found)
 
 

@@ -8,7 +8,7 @@ Promises:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,7 @@ def open_data(
     rollout_steps: int = 0,
     images: ImageCodec | None = None,
     no_images: Problem = NO_IMAGES,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] = (),
 ) -> Data:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 

@@ -67,5 +67,5 @@ def check_tools(data: Data, tokenizer: Any) -> tuple[dict[str, int], list[str]]:
     turns.check()
     notes = [] if turns.takes_several else ["tools: the chat template writes one call in a turn; several are refused"]
     if turns.rewrites:
-        notes.append(f"tools: turns stay as they were sampled, though the chat template rewrites them: {turns.rewrites}")
+        notes.append(f"tools: turns stay as sampled, though the chat template rewrites them: {turns.rewrites}")
     return {tokenizer.convert_ids_to_tokens(turns.end): turns.end}, notes

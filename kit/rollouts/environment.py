@@ -76,20 +76,20 @@ class SingleTurn:
         Args:
             is_stopping: whether this process was asked to stop, and so does not wait for rewards.
         """
-        self._recipe, self._prompts, self._tokenizer = recipe, prompts, tokenizer
+        self.recipe, self.prompts, self.tokenizer = recipe, prompts, tokenizer
         self.most_tokens = recipe.max_new_tokens
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
         keys = [key_of(name) for name in recipe.rewards]
         self.keys = [f"{key}_{keys[: k + 1].count(key)}" if keys.count(key) > 1 else key for k, key in enumerate(keys)]
         is_read = any(map(is_own, recipe.rewards))
-        self._rows: Any = prompts.data_rows(range(len(prompts))) if is_read else {}
+        self.rows: Any = prompts.data_rows(range(len(prompts))) if is_read else {}
         self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, cores_of_rank(), is_stopping)
-        self._scored: list[tuple[Trajectory, Future[list[float | str]]]] = []
+        self.scored: list[tuple[Trajectory, Future[list[float | str]]]] = []
         self._failures: Counter[str] = Counter()  # by reward
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
         """See ``Environment``."""
-        return Trajectory(key, [Segment(self._prompts.prompt(key[1]).ids, 0.0)])
+        return Trajectory(key, [Segment(self.prompts.prompt(key[1]).ids, 0.0)])
 
     def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
         """See ``Environment``: the prompt is all."""
@@ -97,7 +97,7 @@ class SingleTurn:
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
         """See ``Environment``: start to compute the rewards."""
         append_turn(trajectory, completion)
-        self._scored.append((trajectory, self._scorer.submit(self._attempt(trajectory))))
+        self.scored.append((trajectory, self._scorer.submit(self.attempt(trajectory))))
 
     def collect(self, most: int, progress: Progress) -> None:
         """See ``Environment``: nothing follows."""
@@ -105,22 +105,22 @@ class SingleTurn:
     def score(self, most: int, progress: Progress) -> None:
         """See ``Environment``."""
         for number in progress(range(most + 1), "rewards", most):
-            for trajectory, rewards in self._scored[number : number + 1]:
+            for trajectory, rewards in self.scored[number : number + 1]:
                 trajectory.rewards = rewards.result()
                 pairs = zip(self._weights, trajectory.rewards, strict=False)
                 trajectory.reward = sum(w * each if isinstance(each, float) else np.nan for w, each in pairs)
-        self._scored = []
+        self.scored = []
 
-    def _attempt(self, trajectory: Trajectory) -> Attempt:
+    def attempt(self, trajectory: Trajectory) -> Attempt:
         """What the rewards of a trajectory need."""
         i, answer = trajectory.sample, trajectory.segments[-1].ids
         return Attempt(
-            expected=text_of(self._tokenizer, self._prompts.prompt(i).reference),
-            answer=text_of(self._tokenizer, answer, trajectory.ended),
-            row=self._rows.get(i),
-            origin=self._prompts.origin(i),
+            expected=text_of(self.tokenizer, self.prompts.prompt(i).reference),
+            answer=text_of(self.tokenizer, answer, trajectory.ended),
+            row=self.rows.get(i),
+            origin=self.prompts.origin(i),
             num_tokens=len(answer),
-            max_new_tokens=self._recipe.max_new_tokens,
+            max_new_tokens=self.recipe.max_new_tokens,
         )
 
     def say_failures(self, trajectories: Sequence[Trajectory]) -> None:

@@ -26,7 +26,7 @@ def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the metrics of the completions' lengths, and the means of ``counts``; empty without completions."""
     if not trajectories:
         return {}
-    found = {
+    found: dict[str, list[float]] = {
         "completions/mean_length": [each.num_written for each in trajectories],
         "completions/clipped_ratio": [not each.ended for each in trajectories],
     }

@@ -4,7 +4,7 @@ Every row is counted, and problems name their row. Nothing here depends on other
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -70,7 +70,7 @@ class Encoder:
     kind: RowKind = ANSWER_ROWS
     images: ImageCodec | None = None
     no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
-    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of those that the chat template lists in every row
+    tools: Sequence[dict[str, Any]] = ()  # JSON schemas of those that the chat template lists in every row
 
     @property
     def max_length(self) -> int:

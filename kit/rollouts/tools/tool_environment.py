@@ -65,7 +65,7 @@ class ToolEnvironment(SingleTurn):
         self.max_turns, self.resets = recipe.max_turns, recipe.environment is not None
         self.most_tokens = min(recipe.max_turns * recipe.max_new_tokens, recipe.max_length)
         if self.resets:
-            self._rows = prompts.data_rows(range(len(prompts)))
+            self.rows = prompts.data_rows(range(len(prompts)))
         self._data = data
         self._reader = call_reader(tokenizer, data.chat_template)
         self._turns = ToolTurns(data.chat_template, tokenizer, data.encoder.tools)
@@ -90,23 +90,23 @@ class ToolEnvironment(SingleTurn):
                 i = trajectory.sample
                 try:
                     if observation := future.result():
-                        *before, last = self._prompts.prompt_messages(i)
+                        *before, last = self.prompts.prompt_messages(i)
                         messages = [*before, {**last, "content": last["content"] + observation}]
                         trajectory.segments = [Segment(self._turns.prompt(messages), 0.0)]
                     if not self._has_room(len(trajectory.ids)):
                         raise ToolFailure("prompt and observation leave less than max_new_tokens of max_length")
                 except ToolFailure as error:
                     trajectory.outcome = "failed"
-                    trajectory.rewards = [f"reset: {error} (row {self._prompts.origin(i)})"] * len(self.keys)
+                    trajectory.rewards = [f"reset: {error} (row {self.prompts.origin(i)})"] * len(self.keys)
                     self._played.pop(trajectory.key).session.close()
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
         """See ``Environment``: start the calls of a turn; without any, its rewards."""
-        played, before = self._of(trajectory), self._tokenizer.decode(trajectory.segments[-1].ids)
+        played, before = self._of(trajectory), self.tokenizer.decode(trajectory.segments[-1].ids)
         append_turn(trajectory, completion)
         trajectory.counts[TURNS] += 1
-        text = text_of(self._tokenizer, completion.ids, completion.ended)
-        message = {"role": "assistant", "content": text}
+        text = text_of(self.tokenizer, completion.ids, completion.ended)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
         played.messages.append(message)
         calls: list[ToolCall] = []
         error = ""
@@ -116,7 +116,9 @@ class ToolEnvironment(SingleTurn):
             except MalformedCall as why:
                 error = f"malformed call: {why}"
         if calls:
-            message["tool_calls"] = [{"type": "function", "function": each._asdict()} for each in calls]
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls
+            ]
         if len(calls) > 1 and not self._turns.takes_several:
             calls, error = calls[:1], "several calls in a turn: write one"
         if calls or error:
@@ -151,13 +153,13 @@ class ToolEnvironment(SingleTurn):
 
     def _has_room(self, length: int) -> bool:
         """Whether a turn may follow. It may have ``max_new_tokens``: a row of a batch cannot end before the others."""
-        return length + self._recipe.max_new_tokens <= self._recipe.max_length
+        return length + self.recipe.max_new_tokens <= self.recipe.max_length
 
     def _of(self, trajectory: Trajectory) -> _Played:
         key = trajectory.key
         if key not in self._played:
-            seed = (self._recipe.seed, *key)
-            self._played[key] = _Played(self._host.open(seed, self._rows.get(key[1])))
+            seed = (self.recipe.seed, *key)
+            self._played[key] = _Played(self._host.open(seed, self.rows.get(key[1])))
         return self._played[key]
 
     def _results(self, trajectory: Trajectory, calls: Sequence[ToolCall], error: str) -> list[Result]:
@@ -179,14 +181,14 @@ class ToolEnvironment(SingleTurn):
         """Set the outcome, and start to compute the rewards."""
         trajectory.outcome = outcome
         played = self._played.pop(trajectory.key)
-        attempt = self._attempt(trajectory)._replace(
+        attempt = self.attempt(trajectory)._replace(
             completion=played.messages, num_tokens=trajectory.num_written, max_new_tokens=self.most_tokens
         )
-        self._scored.append((trajectory, self._threads.submit(self._rewards, played.session, attempt)))
+        self.scored.append((trajectory, self._threads.submit(self._rewards, played.session, attempt)))
 
     def _rewards(self, session: ToolSession, attempt: Attempt) -> list[float | str]:
         try:
-            return [session.reward(name, self._recipe.reward_timeout, attempt) for name in self._recipe.rewards]
+            return [session.reward(name, self.recipe.reward_timeout, attempt) for name in self.recipe.rewards]
         finally:
             session.close()
 
