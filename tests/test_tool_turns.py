@@ -49,6 +49,8 @@ NUMBERS = (
 BREAKS = APART.replace("<|im_end|>\n", "<|im_end|>{% if not loop.last %}{{ '\n' }}{% endif %}")
 # Ids of calls have nine characters, as Mistral's.
 NINE = APART.replace("<tool_call>", "{% if c.id | length != 9 %}{{ raise_exception('ids') }}{% endif %}<tool_call>")
+# The name of a call has no space.
+NAMED = NINE.replace("c.id | length != 9", "' ' in c.function.name").replace("'ids'", "'name'")
 # Results are left out.
 DEAF = APART.replace("{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}")
 
@@ -161,7 +163,7 @@ def test_turns_that_a_template_rewrites_stay_as_they_were_sampled(shape):
     tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
     source, tool_turns = opened(template, tokenizer)
     tool_turns.check()
-    assert f"rewrites the model's turn once results follow {rewrites}" in tool_turns.rewrites
+    assert tool_turns.rewrites.startswith(f"once results follow {rewrites}")
     draw, own = random.Random(shape), Template(source, tokenizer)
 
     def encode(text):
@@ -196,6 +198,14 @@ def test_sampled_ids_stay_and_nothing_follows_another_end():
     assert text == begin + results + answer
     assert tool_turns.append(spelled, [Result("time", "12")]) is None  # truncated
     assert tool_turns.append([*spelled, tokenizer.convert_tokens_to_ids("<|eot_id|>")], [Result("time", "12")]) is None
+
+
+def test_a_made_up_name_and_a_result_that_is_no_text_are_appended():
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    _, tool_turns = opened(NAMED, tokenizer)
+    name = 'no "tool"\ud800\n'
+    ids = tool_turns.append([tool_turns.end], [Result(name, "4\ud800")])
+    assert ids == tool_turns.append([tool_turns.end], [Result("no__tool___", "4?")])
 
 
 @pytest.mark.parametrize("shape", REFUSED)

@@ -9,6 +9,7 @@ Promises:
 - A template that rewrites anything else is refused.
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product, zip_longest
@@ -53,8 +54,8 @@ class ToolTurns:
 
     Attributes:
         end: the id that ends a turn with calls, at which sampling has to stop.
-        rewrites: after ``check`` what it would change in turns of the model, which stay as they were sampled; empty if
-            nothing.
+        rewrites: after ``check`` when and what it would change in turns of the model, which stay as they were sampled;
+            empty if nothing.
         takes_several: it writes several calls in a turn; False before ``check``.
     """
 
@@ -81,9 +82,12 @@ class ToolTurns:
         Args:
             sampled: the turn. If it does not end with ``end``, because it was truncated or the model wrote another stop
                 token, None is returned: nothing can follow.
-            results: of all its calls, in their order.
+            results: of all its calls, in their order; one, unless ``takes_several``.
         """
-        return self._following(results)[1:] if list(sampled[-1:]) == [self.end] else None
+        if list(sampled[-1:]) != [self.end]:
+            return None
+        # The model may call a tool whose name no template takes.
+        return self._following([each._replace(name=re.sub(r"[^\w.-]", "_", each.name)) for each in results])[1:]
 
     def check(self) -> None:
         """Prove the promises on conversations with one call and several, reasoning and none, and all kinds of results.
@@ -170,7 +174,7 @@ class ToolTurns:
         end = self._end_of_rewritten(conversation, i, prompt, self._stops.before(text, len(text)))
         if not (end and self._takes_rewritten):
             raise self._template.refusal(f"it rewrites earlier text {changed}", KEEPS_TURNS)
-        self.rewrites = self.rewrites or f"the template rewrites the model's turn {changed}"
+        self.rewrites = self.rewrites or changed
         return text, prompt[end:]
 
     def _end_of_rewritten(self, conversation: Conversation, i: int, prompt: str, stop: str) -> int:
@@ -221,6 +225,7 @@ class ToolTurns:
         return Conversation(self._template, self._prepared(messages), self._tools)
 
     def _encode(self, text: str) -> list[int]:
+        text = text.encode(errors="replace").decode()  # a tool may return half of a surrogate pair
         return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
