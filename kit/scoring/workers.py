@@ -74,12 +74,13 @@ class Worker:
                 self._process.wait(START_SECONDS)
 
 
-def start_worker(answer: Answer, theirs: Connection) -> subprocess.Popen[bytes]:
+def start_worker(answer: Answer, theirs: Connection, **variables: str) -> subprocess.Popen[bytes]:
     """Start a process that answers. Not a fork, which would have the run's threads and its GPU.
 
     Args:
         answer: a function of a module.
         theirs: its end of the connection.
+        variables: of its environment.
     """
     number = theirs.fileno()
     code = (
@@ -93,7 +94,8 @@ def start_worker(answer: Answer, theirs: Connection) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         pass_fds=[number],
         start_new_session=True,
-        env={"PYTHONHASHSEED": "0", **os.environ},  # the order of a set is the same in a run that was resumed
+        # In the run and in one that was resumed, a set of strings has the same order.
+        env={"PYTHONHASHSEED": "0", **os.environ, **variables},
     )
 
 

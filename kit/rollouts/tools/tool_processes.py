@@ -11,7 +11,6 @@ import os
 import random
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
+
+import numpy.random  # here, so that sessions share it
 
 from kit.data.strict_json import parse
 from kit.scoring.own_metric import definition, extras, find, is_own, key_of, load
@@ -107,7 +108,9 @@ class ToolHost:
             if self._is_stopping():
                 raise TimeoutError
             if not self._zygote:
-                zygote = Worker(partial(start_worker, fork_each), self._is_stopping)
+                # With one thread, as a process with threads of OpenMP can compute nothing after a fork.
+                start = partial(start_worker, fork_each, OMP_NUM_THREADS="1")
+                zygote = Worker(start, self._is_stopping)
                 try:
                     _result(zygote, self._names, START_SECONDS)
                 except BaseException:
@@ -286,8 +289,7 @@ class _Session:
     def begin(self, seed: str, lost: str) -> None:
         self._lost = lost
         random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(random.getrandbits(32))
+        numpy.random.seed(random.getrandbits(32))
 
     def start(self, row: Mapping[str, Any] | None) -> str:
         self._environment = environment = self._factory()
@@ -321,14 +323,15 @@ def fork_each(connection: Connection) -> None:
     with suppress(EOFError):
         while True:
             number = recv_handle(connection)
-            if not os.fork():
-                try:
-                    os.set_inheritable(number, False)
-                    connection.close()
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    serve(partial(_answer, found[0]), number)
-                finally:
-                    os._exit(0)
+            with suppress(OSError):  # no process is left: the session finds its connection closed
+                if not os.fork():
+                    try:
+                        os.set_inheritable(number, False)
+                        connection.close()
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        serve(partial(_answer, found[0]), number)
+                    finally:
+                        os._exit(0)
             os.close(number)
 
 
