@@ -48,6 +48,7 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
         of_gpu = workload.weight_bytes * workload.trainable_parameters // workload.num_shards
         training["initial weights (reference)"] = num_here * of_gpu
     writing = dict(training)
+    training |= _published(workload)
     if workload.method == "full":  # rank 0 gathers all weights
         writing["gathered final model"] = workload.file_bytes * workload.shape.num_parameters
     if inputs := workload.tokens * offloaded(workload):
@@ -76,9 +77,16 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
         **checkpoints,
         # An adapter is in float32, a full model has the dtype of its files.
         "final model": plain if workload.method == "full" else WEIGHT_BYTES * workload.trainable_parameters,
+        **_published(workload),
         "base model's own files": own,
         **({"teacher's own files": workload.file_bytes * workload.teacher.num_parameters} if workload.teacher else {}),
     }
+
+
+def _published(workload: Workload) -> dict[str, int]:
+    """Bytes of all weights as they train: rank 0 gathers and writes them, if a vLLM server generates the rollouts."""
+    size = workload.weight_bytes * workload.shape.num_parameters
+    return {"weights for the vLLM server": size} if workload.publishes else {}
 
 
 def _checkpoint(workload: Workload) -> int:

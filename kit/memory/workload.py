@@ -63,6 +63,7 @@ class Workload:
     async_save: bool = True
     save_only_model: bool = False
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept
+    publishes: bool = False  # all weights, to a vLLM server
     file_bytes: int = 2  # of a weight in the model's own files, bf16 as a rule
     fuses: bool = False  # compiled layers, which keep fewer tensors
     # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
@@ -117,6 +118,7 @@ class Workload:
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
             generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
+            publishes=bool(recipe.vllm_server_base_url) and recipe.method == "full",
             new_tokens=recipe.max_new_tokens,
             rollout_steps=recipe.num_iterations,
             keeps_initial_weights=recipe.keeps_initial_weights,

@@ -25,6 +25,8 @@ def test_host_and_disk_hold_what_a_save_writes():
         ({"optim": "adamw_bf16", "pure_bf16": True}, 6 * SHAPE),
     ):
         assert predict(replace(BASE, **changes)).disk["checkpoints"] == 3 * size, changes
+    served = predict(replace(BASE, publishes=True))
+    assert served.host["weights for the vLLM server"] == served.disk["weights for the vLLM server"] == 4 * SHAPE
 
 
 def test_host_memory_is_that_of_loading_or_of_training():
