@@ -16,9 +16,10 @@ class FakeVllm:
 
     Attributes:
         requests: paths and bodies, in their order.
-        loses_at: the number of the request for answers at which it ends as if it were killed, and begins again without
-            adapters after ``away_seconds``; 0: never.
-        keeps_stale: an adapter is loaded under its name only if it is the first one.
+        loses_at: the number of the request for answers at which it ends as if it were killed, and begins again with its
+            first weights after ``away_seconds``; 0: never.
+        keeps_stale: weights are loaded under their name only if they are the first ones.
+        lacks: a path that it does not know.
     """
 
     def __init__(
@@ -28,14 +29,16 @@ class FakeVllm:
         away_seconds: float = 2,
         keeps_stale: bool = False,
         max_model_len: int = 256,
+        lacks: str = "",
     ) -> None:
         from transformers import AutoModelForCausalLM
 
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.loses_at, self.away_seconds = loses_at, away_seconds
-        self.keeps_stale, self.max_model_len = keeps_stale, max_model_len
+        self.keeps_stale, self.max_model_len, self.lacks = keeps_stale, max_model_len, lacks
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-        self._lock, self._up_at, self._names = threading.Lock(), 0.0, set[str]()
+        self._first = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        self._lock, self._up_at, self._names, self._version = threading.Lock(), 0.0, set[str](), "default"
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -69,17 +72,28 @@ class FakeVllm:
         self._server.server_close()
 
     def loaded(self) -> list[str]:
-        """The names of the adapters that it was given, in their order."""
-        return [body["lora_name"] for path, body in self.requests if path == "/v1/load_lora_adapter" and body]
+        """The names of the weights that it was given, in their order."""
+        paths = ("/v1/load_lora_adapter", "/update_weight_version")
+        return [body.get("lora_name") or body["new_version"] for path, body in self.requests if path in paths and body]
 
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
         with self._lock:
             if self.away:
                 return (503, {}) if path == "/health" else (0, None)
+            if path == self.lacks:
+                return 404, {"detail": "Not Found"}
             if path == "/v1/models":
                 return 200, {"data": [{"id": "base", "parent": None, "max_model_len": self.max_model_len}]}
+            if path == "/weight_info":
+                return 200, {"weight_version": self._version}
             if body is not None:
                 self.requests.append((path, body))
+            if path == "/collective_rpc":
+                return self._reload(body)
+            if path == "/update_weight_version":
+                self._version = body["new_version"]
+            if path == "/reset_prefix_cache":
+                return 200, {"success": True}
             if path == "/v1/load_lora_adapter":
                 return self._load(body)
             if path == "/v1/completions":
@@ -98,11 +112,24 @@ class FakeVllm:
         self._names.add(body["lora_name"])
         return 200, {}
 
+    def _reload(self, body: dict[str, Any]) -> tuple[int, Any]:
+        from safetensors.torch import load_file
+
+        assert body["method"] == "reload_weights"
+        if not self.keeps_stale or self._version == "default":
+            state = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")
+            assert state["lm_head.weight"].equal(state["model.embed_tokens.weight"])
+            self._model.load_state_dict(state)
+        return 200, {"results": [None]}
+
     def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.loses_at and sum(path == "/v1/completions" for path, _ in self.requests) == self.loses_at:
             self._names, self._up_at = set(), time.monotonic() + self.away_seconds
+            if self._version != "default":
+                self._model.load_state_dict(self._first)
+                self._version = "default"
             return 0, None
-        if body["model"] not in self._names:
+        if "model" in body and body["model"] not in self._names:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         return 200, {"choices": [self._choice(body, k) for k in range(body["n"])]}
 

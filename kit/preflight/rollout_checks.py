@@ -36,19 +36,23 @@ def check_server(recipe: "Recipe") -> None:
         UserError: it is not, or cannot.
     """
     client = Client(recipe)
+    what, path, fix = "adapters", "/v1/load_lora_adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve ... "
+    fix += "--enable-lora --max-lora-rank R"
+    if recipe.method == "full":
+        what, path, fix = "weights", "/weight_info", "VLLM_SERVER_DEV_MODE=1 vllm serve ..."
     client.wait()
     try:
         models = _Models.model_validate_json(client.call("/v1/models"), strict=True).data
         longest = min(model.max_model_len or 0 for model in models if not model.parent)
-        takes_adapters = client.ask("/v1/load_lora_adapter", {})[0] != 404  # of no adapter
+        takes_it = client.ask(path, None if recipe.method == "full" else {})[0] != 404  # of no adapter
     except (Gone, ValueError) as error:
         raise UserError(Problem(FIELD, f"{client.url}: {str(error)[:300]}", "a vLLM server")) from None
     if longest < recipe.max_length:
-        fix = f"vllm serve ... --max-model-len {recipe.max_length}"
-        raise UserError(Problem(FIELD, f"{client.url} takes {longest} tokens", f"max_length {recipe.max_length}", fix))
-    if not takes_adapters:
-        fix = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve ... --enable-lora --max-lora-rank R"
-        raise UserError(Problem(FIELD, f"{client.url} takes no adapters while it runs", "one that does", fix))
+        longer = f"vllm serve ... --max-model-len {recipe.max_length}"
+        found = f"{client.url} takes {longest} tokens"
+        raise UserError(Problem(FIELD, found, f"max_length {recipe.max_length}", longer))
+    if not takes_it:
+        raise UserError(Problem(FIELD, f"{client.url} takes no {what} while it runs", "one that does", fix))
 
 
 def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:

@@ -44,17 +44,20 @@ def check_sampler(
             known = samples.compute_logps(prepared, collator)
         return np.concatenate([np.abs(np.subtract(own, some[i].logps["engine_logps"])) for i, own in known.items()])
 
-    own, of_base = differences(nullcontext()), differences(adapters_off(prepared.model))
+    own = differences(nullcontext())
     mean, most = float(own.mean()), float(own.max())
     is_rounded = prepared.accelerator.mixed_precision != "no" or any(
         p.dtype != torch.float32 for p in prepared.model.parameters()
     )
-    max_mean = min(MAX_MEAN_ROUNDED if is_rounded else MAX_MEAN, 2 * float(of_base.mean()))
+    max_mean, beside = MAX_MEAN_ROUNDED if is_rounded else MAX_MEAN, ""
+    if hasattr(prepared.accelerator.unwrap_model(prepared.model), "peft_config"):
+        of_base = float(differences(adapters_off(prepared.model)).mean())
+        max_mean = min(max_mean, 2 * of_base)
+        beside = f", and by {of_base:.2g} from those of the base without the adapter"
     if not mean <= max_mean:
         found = (
             f"after publishing {published}, the server's log-probabilities of {len(own)} tokens in {len(some)} "
-            f"completions differ from the policy's by {mean:.2g} nats on average, {most:.2g} at most, and by "
-            f"{of_base.mean():.2g} from those of the base without the adapter"
+            f"completions differ from the policy's by {mean:.2g} nats on average, {most:.2g} at most{beside}"
         )
         fix = "let the server serve this run's model_name_or_path, in its precision (--dtype); docs/grpo.md"
         raise LateError(FIELD, found, f"at most {max_mean:.2g} on average, from rounding alone", fix)

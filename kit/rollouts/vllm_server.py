@@ -1,35 +1,39 @@
-"""Rollouts by a separate vLLM server, ``vllm serve``, which loads the run's adapter before each rollout.
+"""Rollouts by a separate vLLM server, ``vllm serve``, which loads the run's weights before each rollout.
 
 Promises:
 
-- Prompts and completions are token ids, with log-probabilities. vLLM samples by seeds of (seed, rollout, sample) to
-  which it adds the number of the completion: its own random numbers, not the kit's. Its log-probabilities are those
-  before temperature and cuts: its default, ``--logprobs-mode raw_logprobs``.
+- Prompts and completions are token ids, with log-probabilities. vLLM samples equal prompts by the seed of the first's
+  key, to which it adds 0, 1, ...: its own random numbers, not the kit's. Its log-probabilities are those before
+  temperature and cuts: its default, ``--logprobs-mode raw_logprobs``.
 - Only the main process talks to the server. While it waits, all ranks meet once a second.
-- An adapter is named after its content, so the server cannot use an earlier one. A restarted server gets the adapter
-  again, and the whole rollout is retried.
+- Weights are named after their content, so the server cannot use earlier ones. A restarted server gets them again, and
+  all that was asked at once is asked again.
+
+vLLM's weight transfer (``/update_weights``) needs GPUs on both sides. Whole weights are read from files instead, by
+the worker's ``reload_weights``, and get their name by ``/update_weight_version``.
 """
 
 import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import TimeoutError as NotYet
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 from pydantic import BaseModel, FiniteFloat
 
+from kit.checkpoint.manifest import describe_file
+from kit.checkpoint.tensor_files import write_tensors
 from kit.model.adapters.serving import why_not_served
 from kit.model.adapters.token_rows import num_rows
 from kit.rollouts.generation import Completion, Request
 from kit.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
 from kit.strategy.processes.rendezvous import from_main
-from kit.strategy.weights import gather_trainable
+from kit.strategy.weights import gather_trainable, gather_whole
 from kit.system import durable
 from kit.system.console import Progress, is_main, say
 from kit.system.errors import LateError, Problem, UserError
@@ -38,9 +42,9 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.strategy.accelerator import Prepared
 
-FOLDER = "published"  # in output_dir: the adapter that the server reads
+FOLDER = "published"  # in output_dir: the weights that the server reads
 MAX_REQUESTS = 128  # concurrent prompts
-MAX_ATTEMPTS = 5  # at one rollout, if the server fails again and again
+MAX_ATTEMPTS = 5  # at one turn, if the server fails again and again
 BYTES_OF_TOKEN = 1 << 10  # of a response
 # The server would take missing values from the model's generation_config.json. With ignore_eos only stop_token_ids end
 # a completion. logprobs 0: those of the sampled tokens alone.
@@ -83,29 +87,37 @@ class VllmServer:
         self._folder = Path(recipe.output_dir or "").resolve() / FOLDER
         self._loaded = ""  # the adapter that this process has given to the server
         self.published = ""
-        if reason := why_not_served(self._plain.peft_config["default"], by_vllm=True):
+        self._adapter = getattr(self._plain, "peft_config", {}).get("default")  # None: all weights are published
+        if self._adapter and (reason := why_not_served(self._adapter, by_vllm=True)):
             raise UserError(Problem(FIELD, reason, fix="leave it out, and the model generates the rollouts itself"))
 
     def publish(self, step: int) -> None:
-        """Write the adapter after ``step`` steps to where the server reads it."""
-        from safetensors.torch import save
-
-        state = gather_trainable(self._prepared.accelerator, self._prepared.model)
+        """Write the weights after ``step`` steps to where the server reads them."""
+        model = self._prepared.model
+        state = gather_trainable(self._prepared.accelerator, model) if self._adapter else gather_whole(model)
 
         def write() -> str:
-            tensors = {re.sub(r"\.default(?=\.|$)", "", name): each for name, each in state.items() if "lora_" in name}
-            content = save({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
-            folder = self._folder / f"step-{step:08d}-{xxhash.xxh3_64_hexdigest(content)}"
             durable.make_afresh(self._folder)
-            folder.mkdir()
-            (folder / "adapter_model.safetensors").write_bytes(content)
-            self._plain.peft_config["default"].save_pretrained(folder)
-            return folder.name
+            (folder := self._folder / "partial").mkdir()
+            if self._adapter:
+                name = "adapter_model"
+                tensors = {re.sub(r"\.default(?=\.|$)", "", key): each for key, each in state.items() if "lora_" in key}
+                self._adapter.save_pretrained(folder)
+            else:
+                from transformers.core_model_loading import revert_weight_conversion
+
+                name = "model"
+                # With both names of a tied head: on a CPU vLLM packs it apart from the embedding, and again only if its
+                # own name comes, too.
+                tensors = revert_weight_conversion(self._plain, state)
+            file = folder / f"{name}.safetensors"
+            write_tensors(file, tensors, {"format": "pt"})
+            return folder.rename(self._folder / f"step-{step:08d}-{describe_file(file)['xxh3_128'][:16]}").name
 
         self.published = from_main(write)
 
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """See ``Sampler``. Requests whose keys differ in the last number alone have the same prompt.
+        """See ``Sampler``.
 
         Raises:
             LateError: on all ranks, if the server fails for good.
@@ -134,44 +146,52 @@ class VllmServer:
 
     def _ask(self, requests: Sequence[Request]) -> list[Completion]:
         """Return the completions of ``requests``. Raises ``LateError`` if the server fails for good."""
-        groups: dict[tuple[int, ...], dict[int, Request]] = defaultdict(dict)
-        for request in requests:
-            groups[request.key[:-1]][request.key[-1]] = request
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, request in enumerate(requests):
+            groups[request.key[:2], tuple(request.ids)].append(i)
         for attempt in itertools.count(1):
             try:
                 self._load()
                 with ThreadPool(min(MAX_REQUESTS, len(groups))) as pool:
-                    replies = dict(zip(groups, pool.imap(self._reply, groups.values()), strict=True))
-                return [replies[request.key[:-1]][request.key[-1]] for request in requests]
+                    replies = [*pool.imap(self._reply, [[requests[i] for i in group] for group in groups.values()])]
+                found = dict(zip(itertools.chain(*groups.values()), itertools.chain(*replies), strict=True))
+                return [found[i] for i in range(len(requests))]
             except Gone as error:
                 self._loaded = ""
                 why = f"{self._client.url} failed in a rollout: {error}"
                 if attempt == MAX_ATTEMPTS:
                     raise LateError(Problem(FIELD, why, fix="the server's own log says why")) from None
-                say(f"{why}; retrying the whole rollout")
+                say(f"{why}; asking again")
                 time.sleep(1)  # a server that is shutting down responds for a moment
                 self._client.wait(str(error))
         raise AssertionError
 
     def _load(self) -> None:
-        """Let the server load the adapter."""
-        if self._loaded == self.published:
-            return
-        body = {"lora_name": self.published, "lora_path": str(self._folder / self.published), "load_inplace": True}
-        self._client.call("/v1/load_lora_adapter", body, self._recipe.vllm_server_timeout)
-        if self._loaded:
-            self._client.ask("/v1/unload_lora_adapter", {"lora_name": self._loaded})
-        self._loaded = self.published
+        """Let the server load the weights, unless it has them."""
+        path, seconds = str(self._folder / self.published), self._recipe.vllm_server_timeout
+        if self._adapter:
+            if self._loaded != self.published:
+                body = {"lora_name": self.published, "lora_path": path, "load_inplace": True}
+                self._client.call("/v1/load_lora_adapter", body, seconds)
+                if self._loaded:
+                    self._client.ask("/v1/unload_lora_adapter", {"lora_name": self._loaded})
+                self._loaded = self.published
+        elif self.published.encode() not in self._client.call("/weight_info"):
+            body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            self._client.call("/collective_rpc", body, seconds)
+            if b"true" not in self._client.call("/reset_prefix_cache", {}):
+                raise Gone("its prefix cache is in use")  # by requests that were given up
+            self._client.call("/update_weight_version", {"new_version": self.published})
 
-    def _reply(self, group: Mapping[int, Request]) -> list[Completion]:
+    def _reply(self, group: Sequence[Request]) -> list[Completion]:
         """Return the completions of a group, whose prompts are the same."""
         recipe, num, first = self._recipe, len(group), group[0]
         most = first.max_new_tokens
         body = {
-            "model": self.published,
+            **({"model": self.published} if self._adapter else {}),
             "prompt": list(first.ids),
             "n": num,
-            "seed": int(np.random.SeedSequence([recipe.seed, *first.key[:-1]]).generate_state(1, np.uint64)[0] >> 2),
+            "seed": int(np.random.SeedSequence([recipe.seed, *first.key]).generate_state(1, np.uint64)[0] >> 2),
             "max_tokens": most,
             "stop_token_ids": list(self._stops),
             "temperature": recipe.rollout_temperature,

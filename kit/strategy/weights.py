@@ -193,6 +193,13 @@ def gather_tensor(tensor: Any) -> "torch.Tensor | None":
     return tensor if rank == 0 else None
 
 
+def gather_whole(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
+    """Gather ``whole_state`` in the CPU memory of rank 0. Called by all ranks; empty on all others."""
+    return {
+        name: tensor.cpu() for name, part in whole_state(model).items() if (tensor := gather_tensor(part)) is not None
+    }
+
+
 def whole_tensor(tensor: Any) -> "torch.Tensor":
     """Return the full tensor of a DTensor (FSDP2), on each rank; any other tensor unchanged. Called by all ranks."""
     if not is_sharded(tensor):

@@ -42,6 +42,7 @@ FLAGS = {
     "learning_rate": 1e-3,
     "vllm_server_timeout": 20,
 }
+FULL = {"method": "full", "adapter_name_or_path": None}
 
 
 @pytest.fixture
@@ -83,6 +84,18 @@ def test_each_rollout_is_by_the_weights_of_its_step_and_a_server_that_came_back_
     assert again.status == 0 and "does not answer" in again.output, again.output
     assert [name[:13] for name in other.loaded()] == ["step-00000000", "step-00000002", "step-00000002"]
     assert [row["loss"] for row in again.rows] == pytest.approx([row["loss"] for row in run.rows], abs=1e-6)
+
+
+def test_all_weights_reach_a_server_from_shards_and_its_cache_of_prefixes_is_reset(trained, served, fp32):
+    server = served(loses_at=4)
+    run = trained("full", server.url, **FULL, config=fp32["fsdp"], processes=2, per_device_train_batch_size=2)
+    assert run.status == 0 and all(row["sampling/logp_difference/max"] < 1e-5 for row in run.rows), run.output
+    assert [name[:13] for name in server.loaded()] == ["step-00000000", "step-00000002", "step-00000002"]
+    paths = [path for path, _ in server.requests if path != "/v1/completions"]
+    assert paths == ["/collective_rpc", "/reset_prefix_cache", "/update_weight_version"] * 3
+    run = trained("stale", served(keeps_stale=True).url, **FULL)
+    assert run.status == 2 and "after publishing step-00000002-" in run.output, run.output
+    assert "nats on average" in run.output and "base without the adapter" not in run.output
 
 
 def test_a_server_samples_at_the_temperature_and_its_log_probabilities_are_proven_without_it(trained, served):
@@ -133,12 +146,37 @@ def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, 
         ({"use_dora": True, "adapter_name_or_path": None}, "what vLLM does not serve"),
         ({"vllm_server_base_url": "localhost:8000"}, "expected http://HOST:PORT"),
         ({"vllm_server_base_url": free, "vllm_server_timeout": 0.1}, "does not answer"),
-        ({"method": "full", "adapter_name_or_path": None}, "left some models wrong"),
+        ({"vllm_server_base_url": served(lacks="/v1/load_lora_adapter").url}, "--enable-lora"),
+        (FULL | {"vllm_server_base_url": served(lacks="/weight_info").url}, "VLLM_SERVER_DEV_MODE=1 vllm serve"),
         ({"objective": "sft"}, "objective sft does not read it"),
     ):
         run = trained("refused", server.url, **changes)
         assert run.status == 2 and words in run.output, (changes, run.output)
         assert "Traceback" not in run.output and not (run.folder / "run.json").exists()
+
+
+def sampler_of(model, url):
+    """What asks the server at ``url``, in the settings that it reads, for a model that did not train."""
+    sampling = GrpoSettings(vllm_server_base_url=url, vllm_server_timeout=1)
+    others = {"ddp_timeout": 1, "output_dir": "", "max_length": 64, "seed": 0, "method": "lora"}
+    recipe = SimpleNamespace(**vars(sampling), **others)
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    prepared = SimpleNamespace(model=model, accelerator=accelerator, processes=Ranks())
+    return recipe, VllmServer(prepared, recipe, [2], lambda items, *_: items)
+
+
+def test_trajectories_with_equal_ids_are_asked_together_and_each_gets_its_own_turn(served):
+    from transformers import AutoModelForCausalLM
+
+    server = served()
+    recipe, asking = sampler_of(AutoModelForCausalLM.from_pretrained(TINY / "model"), server.url)
+    recipe.ddp_timeout = 60
+    prompts = [[5, 6], [5, 7, 8], [5, 6]]
+    turns = dict(asking.sample([Request(ids, (0, 0, k, 1), 4) for k, ids in enumerate(prompts)]))
+    bodies = {len(body["prompt"]): body for _, body in server.requests}
+    assert [bodies[2]["n"], bodies[3]["n"]] == [2, 1] and bodies[2]["seed"] != bodies[3]["seed"]
+    equal, other = (server.reply("/v1/completions", bodies[length])[1]["choices"] for length in (2, 3))
+    assert [turns[k].ids for k in range(3)] == [each["token_ids"] for each in (equal[0], other[0], equal[1])]
 
 
 @pytest.fixture
@@ -148,9 +186,6 @@ def saying(request):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TINY / "model")
-    prepared = SimpleNamespace(model=get_peft_model(model, LoraConfig(target_modules=["q_proj"])))
-    prepared.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-    prepared.processes = Ranks()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -169,10 +204,8 @@ def saying(request):
     Thread(target=server.serve_forever, daemon=True).start()
     request.addfinalizer(server.server_close)
     request.addfinalizer(server.shutdown)
-    sampling = GrpoSettings(vllm_server_base_url=f"http://127.0.0.1:{server.server_port}", vllm_server_timeout=1)
-    others = {"ddp_timeout": 1, "output_dir": "", "max_length": 64, "seed": 0}
-    recipe = SimpleNamespace(**vars(sampling), **others)
-    asking = VllmServer(prepared, recipe, [2], lambda items, *_: items)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    recipe, asking = sampler_of(adapted, f"http://127.0.0.1:{server.server_port}")
 
     def ask(say):
         server.say = say

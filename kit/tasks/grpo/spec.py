@@ -220,12 +220,6 @@ RULES = (
         f"--num_iterations 1; or fewer tokens in all than {MOST_SAVED_TOKENS:,}",
     ),
     Rule(
-        "vllm_server_base_url method",
-        lambda r: r.vllm_server_base_url and r.method == "full",
-        "given with method full: vLLM 0.32 left some models wrong when all their weights were updated",
-        "--method lora; or leave it out, and the model generates the rollouts itself",
-    ),
-    Rule(
         "vllm_server_base_url adapter_type use_dora trainable_tokens new_tokens lora_modules_to_save",
         lambda r: (
             r.vllm_server_base_url
