@@ -68,6 +68,8 @@ FLAGS = {
     "max_length": 1000,
     "max_new_tokens": 100,
     "max_turns": 3,
+    "tool_timeout": 60,
+    "reward_timeout": 60,
     "num_generations": 4,
     "global_batch_size": 8,
     "per_device_train_batch_size": 4,
@@ -152,15 +154,27 @@ def test_a_run_that_is_killed_anywhere_continues_as_if_it_had_not_been(trained, 
         assert [row["reward"] for row in again.rows] == [row["reward"] for row in whole.rows], moment
 
 
-@pytest.mark.parametrize("config", matrix(["fsdp"], rest=["ddp"]))
-def test_conversations_and_losses_are_those_of_one_process(trained, config, fp32):
+LOSSES = [
+    ("fsdp", {"policy_loss": "gspo", "packing": True, "num_iterations": 2, "beta": 0.1}),
+    ("ddp", {"policy_loss": "dr_grpo", "mask_truncated_completions": True, "dynamic_sampling": True}),
+    ("ddp", {"policy_loss": "rloo", "beta": 0.1, "packing": True, "method": "full", "learning_rate": 1e-3}),
+    ("fsdp1", {"policy_loss": "cispo", "per_device_train_batch_size": 1, "gradient_checkpointing": True}),
+]
+
+
+@pytest.mark.parametrize(("config", "flags"), matrix(LOSSES))
+def test_conversations_and_losses_are_those_of_one_process(trained, config, flags, fp32):
     one, several = (
-        trained(name, config=fp32[name], processes=number, max_steps=2) for name, number in (("single", 1), (config, 2))
+        trained(name, config=fp32[name], processes=number, max_steps=2, **flags)
+        for name, number in (("single", 1), (config, 2))
     )
-    assert (one.status, several.status) == (0, 0), several.output
+    assert (one.status, several.status) == (0, 0), one.output + several.output
     for row, other in zip(one.rows, several.rows, strict=True):
-        assert row["rollout"] == other["rollout"] and row["tools/calls"] == other["tools/calls"] > 0
-        assert float(row["loss"]) == pytest.approx(float(other["loss"]), abs=1e-6)
+        for one_shown, other_shown in zip(row["rollout"], other["rollout"], strict=True):
+            assert one_shown == other_shown, one.output + several.output
+        assert row["tools/calls"] == other["tools/calls"] > 0
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
+        assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
 
 
 def test_an_evaluation_plays_the_conversations(trained, chat_file):
