@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
 
 
-class Environment(Protocol):
-    """What the policy acts in, see ``kit.rollouts.play``. On each rank it has the trajectories that the rank plays.
+class Environment:
+    """The prompts, and what follows a turn of the policy: here nothing, as a completion is a single turn.
+
+    On each rank it has the trajectories that the rank plays (``kit.rollouts.play``). While some are sampled, it works
+    on what follows the turns of others, and on rewards.
 
     Attributes:
         keys: the name of each reward in metrics.
@@ -29,44 +32,6 @@ class Environment(Protocol):
         most_tokens: that the policy may write in a trajectory.
         resets: whether trajectories begin with ``reset``.
     """
-
-    keys: list[str]
-    max_turns: int
-    most_tokens: int
-    resets: bool
-
-    def start(self, key: tuple[int, int, int]) -> Trajectory:
-        """Return a trajectory that begins with the prompt."""
-
-    def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
-        """Add what the environment shows first; ``most`` and ``progress`` as in ``score``."""
-
-    def step(self, trajectory: Trajectory, completion: Completion) -> None:
-        """Append a turn of the policy, and start to work on what follows it."""
-
-    def collect(self, most: int, progress: Progress) -> None:
-        """Append what follows the turns since the last call, or set the outcome; arguments as in ``score``."""
-
-    def score(self, most: int, progress: Progress) -> None:
-        """Wait for the rewards of this rank's trajectories.
-
-        Args:
-            most: trajectories of any rank.
-            progress: ends it after a stop, and then rewards may be missing, also of the last one.
-        """
-
-    def say_failures(self, trajectories: Sequence[Trajectory]) -> None:
-        """Say why rewards failed, once for each. Raises ``MetricError`` if no trajectory of a rollout has a reward."""
-
-    def closing_notes(self) -> list[str]:
-        """A line for each reward that failed."""
-
-    def close(self) -> None:
-        """Work on nothing more, after a rollout that ends early."""
-
-
-class SingleTurn:
-    """An ``Environment`` of a single turn: a completion to a prompt, whose rewards come while others are generated."""
 
     max_turns = 1
     resets = False
@@ -88,22 +53,27 @@ class SingleTurn:
         self._failures: Counter[str] = Counter()  # by reward
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
-        """See ``Environment``."""
+        """Return a trajectory that begins with the prompt."""
         return Trajectory(key, [Segment(self.prompts.prompt(key[1]).ids, 0.0)])
 
     def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
-        """See ``Environment``: the prompt is all."""
+        """Add to the prompts what the environment shows first; ``most`` and ``progress`` as in ``score``."""
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
-        """See ``Environment``: start to compute the rewards."""
+        """Append a turn of the policy, and start to work on what follows it."""
         append_turn(trajectory, completion)
         self.scored.append((trajectory, self._scorer.submit(self.attempt(trajectory))))
 
     def collect(self, most: int, progress: Progress) -> None:
-        """See ``Environment``: nothing follows."""
+        """Append what follows the turns since the last call, or set the outcome; arguments as in ``score``."""
 
     def score(self, most: int, progress: Progress) -> None:
-        """See ``Environment``."""
+        """Wait for the rewards of this rank's trajectories.
+
+        Args:
+            most: trajectories of any rank.
+            progress: ends it after a stop, and then rewards may be missing, also of the last one.
+        """
         for number in progress(range(most + 1), "rewards", most):
             for trajectory, rewards in self.scored[number : number + 1]:
                 trajectory.rewards = rewards.result()
@@ -112,7 +82,7 @@ class SingleTurn:
         self.scored = []
 
     def attempt(self, trajectory: Trajectory) -> Attempt:
-        """What the rewards of a trajectory need."""
+        """Return what the rewards of a trajectory need."""
         i, answer = trajectory.sample, trajectory.segments[-1].ids
         return Attempt(
             expected=text_of(self.tokenizer, self.prompts.prompt(i).reference),
@@ -124,7 +94,7 @@ class SingleTurn:
         )
 
     def say_failures(self, trajectories: Sequence[Trajectory]) -> None:
-        """See ``Environment``."""
+        """Say why rewards failed, once for each. Raises ``MetricError`` if no trajectory of a rollout has a reward."""
         failed = [
             (key, why)
             for trajectory in trajectories
@@ -138,11 +108,11 @@ class SingleTurn:
         say(*(f"warning: reward {key} failed, its completion is dropped: {why}" for key, why in new.items()))
 
     def closing_notes(self) -> list[str]:
-        """See ``Environment``."""
+        """A line for each reward that failed."""
         return [f"warning: reward {name} failed {count} times" for name, count in self._failures.items()]
 
     def close(self) -> None:
-        """See ``Environment``."""
+        """Work on nothing more, after a rollout that ends early."""
         self._scorer.close()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
-from kit.rollouts.environment import Environment, SingleTurn, append_turn
+from kit.rollouts.environment import Environment, append_turn
 from kit.rollouts.generation import Completion, text_of
 from kit.rollouts.tools.tool_calls import MalformedCall, ToolCall, call_reader
 from kit.rollouts.tools.tool_processes import ToolFailure, ToolHost, ToolSession
@@ -37,7 +37,7 @@ class _Played:
         self.messages: list[dict[str, Any]] = []  # after the prompt
 
 
-class ToolEnvironment(SingleTurn):
+class ToolEnvironment(Environment):
     """Tools, and for each trajectory an object of the user's environment class, if there is one.
 
     A turn without a call ends the trajectory. The calls of a turn are made one after the other, also those of the last
@@ -59,7 +59,7 @@ class ToolEnvironment(SingleTurn):
         """
         Args:
             prompts: the samples of ``data`` whose prompts are played.
-            is_stopping: see ``SingleTurn``.
+            is_stopping: see ``Environment``.
         """
         super().__init__(recipe, prompts, tokenizer, is_stopping)
         self.max_turns, self.resets = recipe.max_turns, recipe.environment is not None
@@ -210,4 +210,4 @@ def open_environment(
     """Return the environment of a recipe."""
     if recipe.has_tools:
         return ToolEnvironment(recipe, data, prompts, tokenizer, is_stopping)
-    return SingleTurn(recipe, prompts, tokenizer, is_stopping)
+    return Environment(recipe, prompts, tokenizer, is_stopping)
