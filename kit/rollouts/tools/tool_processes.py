@@ -18,6 +18,7 @@ from dataclasses import astuple
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
+from types import NoneType
 from typing import Any
 
 import numpy.random  # here, so that sessions share it
@@ -33,20 +34,20 @@ _CLOSE_SECONDS = 2.0  # for ``close`` of an environment
 _NOT_TOOLS = ("reset", "get_reward", "close")  # methods of an environment that the model does not see
 _FUNCTION = "a function with type hints, and a docstring that describes each argument under `Args:`"
 _CLASS = "a class with reset(self, **row), and get_reward(self) for the reward `environment`"
-_KINDS = {  # of a JSON schema
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "array": (list,),
-    "object": (dict,),
+_KINDS = {
+    int: "integer",
+    float: "number",
+    str: "string",
+    bool: "boolean",
+    NoneType: "null",
+    list: "array",
+    dict: "object",
 }
 _PATH = re.compile(r"(?<![\w:/.])/[^\s'\"/]+/[^\s'\",;:)\]]+")
 
 
 class ToolFailure(Exception):
-    """Why there is no result, in words for the model."""
+    """Why there is no result, in words for the model. After a stop its words mean nothing."""
 
 
 class ToolHost:
@@ -73,7 +74,7 @@ class ToolHost:
         self._is_closed = False
         self._is_stopping = lambda: self._is_closed or is_stopping()
         self._zygote: Worker | None = None
-        self._lock, self._schema_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.RLock()
         self._schemas: list[dict[str, Any]] = []
 
     def schemas(self) -> list[dict[str, Any]]:
@@ -82,13 +83,15 @@ class ToolHost:
         Raises:
             UserError: a file, function or class cannot be used.
         """
-        with self._schema_lock:
+        with self._lock:
             if not self._schemas:
                 try:
                     worker = self.fork()
                     self._schemas = _result(worker, ("schemas",), START_SECONDS)
                     worker.end()
                 except (OSError, EOFError, ValueError, ToolFailure) as error:
+                    if self._is_stopping():
+                        raise ToolFailure("the run stops") from None
                     found = f"the user's code hung or ended its process ({type(error).__name__}: {error})"
                     raise UserError("--tools", found, "files that can be imported") from None
         return self._schemas
@@ -107,31 +110,28 @@ class ToolHost:
         with self._lock:
             if self._is_stopping():
                 raise TimeoutError
-            if not self._zygote:
-                # With one thread, as a process with threads of OpenMP can compute nothing after a fork.
-                start = partial(start_worker, fork_each, OMP_NUM_THREADS="1")
-                zygote = Worker(start, self._is_stopping)
-                try:
-                    _result(zygote, self._names, START_SECONDS)
-                except BaseException:
-                    zygote.end()
-                    raise
-                self._zygote = zygote
-            connection = self._zygote.connection
             try:
+                if not self._zygote:
+                    # With one thread, as a process with threads of OpenMP can compute nothing after a fork.
+                    start = partial(start_worker, fork_each, OMP_NUM_THREADS="1")
+                    self._zygote = Worker(start, self._is_stopping)
+                    _result(self._zygote, self._names, START_SECONDS)
+                connection = self._zygote.connection
                 return Worker(lambda theirs: send_handle(connection, theirs.fileno(), 0), self._is_stopping)
-            except OSError:  # it was killed: the next session starts another
-                self._zygote.end()
-                self._zygote = None
+            except BaseException:  # also if it was killed: the next session starts another
+                self._end()
                 raise
 
     def close(self) -> None:
         """End all processes."""
         self._is_closed = True
         with self._lock:
-            if self._zygote:
-                self._zygote.end()
-                self._zygote = None
+            self._end()
+
+    def _end(self) -> None:
+        if self._zygote:
+            self._zygote.end()
+            self._zygote = None
 
 
 class ToolSession:
@@ -170,10 +170,10 @@ class ToolSession:
         functions = {each["function"]["name"]: each["function"] for each in self._host.schemas()}
         if name not in functions:
             raise ToolFailure(f"there is no tool {name[:60]!r}, only {listed([*functions], 20)}")
-        if self._lost:
-            raise ToolFailure(self._lost)
         schemas = functions[name]["parameters"]["properties"]
         given = {key: _fitted(key, value, schemas.get(key, {})) for key, value in arguments.items()}
+        if self._lost:
+            raise ToolFailure(self._lost)
         return str(self._ask(name, self._host.timeout, "call", name, given))
 
     def reward(self, name: str, timeout: float, attempt: Attempt) -> float | str:
@@ -229,19 +229,18 @@ def _result(worker: Worker, question: Any, seconds: float) -> Any:
 
 def _fitted(key: str, value: Any, schema: Mapping[str, Any]) -> Any:
     """The argument as its schema has it, if that has simple types. Raises ``ToolFailure``."""
-    kind = schema.get("type", [])
-    kinds = [*([kind] if isinstance(kind, str) else kind), *["null"] * schema.get("nullable", False)]
-    types = {each for kind in kinds for each in _KINDS.get(kind, ())}
-    if kind and type(value) not in types:
-        if isinstance(value, str):
-            with suppress(ValueError, RecursionError):
-                value = parse(value.lower() if value in ("True", "False", "None") else value)
-        elif str in types:
-            value = json.dumps(value, ensure_ascii=False)
+    wanted = schema.get("type", [])
+    kinds = [*([wanted] if isinstance(wanted, str) else wanted), *["null"] * schema.get("nullable", False)]
+    if kinds and isinstance(value, str) and "string" not in kinds:
+        with suppress(ValueError, RecursionError):
+            value = parse(value.lower() if value in ("True", "False", "None") else value)
+    if "string" in kinds and _KINDS[type(value)] not in kinds:
+        value = json.dumps(value, ensure_ascii=False)
+    fits = _KINDS[type(value)] in kinds or (type(value) is int and "number" in kinds) or not kinds
     choices = schema.get("enum", [value])
-    if (kind and type(value) not in types) or value not in choices:
-        wanted = f"one of {choices}" if "enum" in schema else " or ".join(kinds)
-        raise ToolFailure(f"argument {key!r}: expected {wanted}, found {repr(value)[:60]}")
+    if not fits or value not in choices:
+        expected = f"one of {choices}" if "enum" in schema else " or ".join(kinds)
+        raise ToolFailure(f"argument {key!r}: expected {expected}, found {repr(value)[:60]}")
     return value
 
 
@@ -329,14 +328,13 @@ def fork_each(connection: Connection) -> None:
                         os.set_inheritable(number, False)
                         connection.close()
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                        serve(partial(_answer, found[0]), number)
+                        serve(
+                            lambda own: answer_each(own, lambda ask: _reply(getattr(found[0], ask[0]), *ask[1:])),
+                            number,
+                        )
                     finally:
                         os._exit(0)
             os.close(number)
-
-
-def _answer(session: _Session, connection: Connection) -> None:
-    answer_each(connection, lambda question: _reply(getattr(session, question[0]), *question[1:]))
 
 
 def _reply(function: Callable[..., Any], *given: Any) -> tuple[bool, Any]:
@@ -345,11 +343,9 @@ def _reply(function: Callable[..., Any], *given: Any) -> tuple[bool, Any]:
         return True, function(*given)
     except UserError as error:
         return False, [astuple(each) for each in error.problems]
-    except ToolFailure as failure:
-        return False, str(failure)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt
-        line = _PATH.sub(lambda found: os.path.basename(found[0]), first_line(error))
-        return False, f"{type(error).__name__}: {line[:300]}"
+        line = _PATH.sub(lambda found: os.path.basename(found[0]), first_line(error))[:300]
+        return False, line if isinstance(error, ToolFailure) else f"{type(error).__name__}: {line}"
 
 
 def _text(value: Any) -> str:
