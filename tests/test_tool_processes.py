@@ -312,6 +312,14 @@ def test_sessions_run_at_the_same_time(counters):
     assert found == [[str(number + n) for n in (1, 2, 3)] for number in range(1, 25)]
 
 
+@pytest.mark.long
+def test_tools_compute_in_a_fork_of_a_process_that_computed(folder):
+    lines = ["import torch", "ones = torch.ones(500, 500) @ torch.ones(500, 500)", "def f() -> float:"]
+    (folder / "heavy.py").write_text("\n".join([*lines, '    """Do."""', "    return float((ones @ ones)[0, 0])"]))
+    with closing(ToolHost(["heavy.py:f"], None, [], 30.0)) as host, closing(host.open([0], None)) as session:
+        assert session.call("f", {}) == "125000000.0"
+
+
 def test_a_stop_does_not_wait_for_calls(folder):
     (folder / "hangs").unlink(missing_ok=True)
     with host_of("fail", timeout=300.0, is_stopping=(folder / "hangs").exists) as host:
