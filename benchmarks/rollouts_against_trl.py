@@ -2,6 +2,7 @@
 
     pip install trl==1.16.0
     python benchmarks/rollouts_against_trl.py
+    python benchmarks/rollouts_against_trl.py --speed FOLDER --dataset rows.jsonl
 
 Prompts, answers, rewards and the log-probabilities of the model that drew the answers and of the reference are fixed;
 nothing is generated. The answers to a prompt have different lengths, one of each group was cut off, and the answers of
@@ -13,10 +14,15 @@ trainer, of what the trainer itself makes of the answers (one batch): only gener
 old model and of the reference, are replaced. A third side computes the equations of the papers from full logits in
 float64, without padding. All are in float32 on the CPU but for the last. The table has for each two sides the
 difference of the loss, and the largest difference of a gradient relative to the largest gradient.
+
+``--speed`` trains a model with both, alternating, each run in a new process, by one thread, and the first step left
+out: processor seconds of a step with those of its child processes, and of the calls that generate. Prompts, their order
+and the reward are the same, which is checked. Answers are sampled by each, so the table has their lengths.
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import against_trl
 import numpy as np
+import psutil
 import torch
 from preferences_against_trl import Gradients, gradients_of, log_probabilities
 
@@ -38,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GROUP = 4  # answers to a prompt
 MICRO_BATCH = 4  # answers
 MOST = 48  # tokens that an answer may have
+SPEED_GROUP, SPEED_RATE = 8, 1e-6
 NOISE = 0.2  # standard deviation of a token's log-probability, old and of the reference
 LOW, HIGH = 0.2, 0.28  # epsilon and epsilon_high, unless a case has others
 BETA = 0.1
@@ -150,9 +158,20 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path, help="append the tables to this file")
+    speed = parser.add_argument_group("speed")
+    speed.add_argument("--speed", metavar="FOLDER", help="the model, with its tokenizer")
+    speed.add_argument("--dataset", help="JSON Lines with `messages`, or `question` and `answer`")
+    speed.add_argument("--answers", type=int, default=64, help="of a step")
+    speed.add_argument("--max_new_tokens", type=int, default=MOST)
+    speed.add_argument("--max_length", type=int, default=512)
+    speed.add_argument("--steps", type=int, default=6)
+    speed.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        lines = [*loss_table(Path(folder), args), *advantage_table(Path(folder), args)]
+        if args.speed:
+            lines = speed_table(Path(folder), args)
+        else:
+            lines = [*loss_table(Path(folder), args), *advantage_table(Path(folder), args)]
     print("\n".join(lines))
     if args.out:
         with args.out.open("a") as file:
@@ -545,5 +564,196 @@ def advantage_table(folder: Path, args: argparse.Namespace) -> list[str]:
     return [*lines, ""]
 
 
+# Speed.
+
+
+def letters(texts: Sequence[str]) -> list[float]:
+    """A reward that costs nothing."""
+    return [sum(map(ord, text)) % 97 / 97 for text in texts]
+
+
+def speed_table(folder: Path, args: argparse.Namespace) -> list[str]:
+    rows = list(map(json.loads, Path(args.dataset).read_text().splitlines()))
+    if "messages" not in rows[0]:
+        rows = [{"prompt": f"{row['question']}\n", "completion": row["answer"]} for row in rows]
+    args.dataset = str(folder / "rows.jsonl")
+    num_prompts = args.steps * args.answers // SPEED_GROUP
+    Path(args.dataset).write_text("".join(json.dumps(row) + "\n" for row in rows[:num_prompts]))
+    lines = [
+        *against_trl.title(),
+        f"{against_trl.versions()}; {args.rounds} rounds of {args.steps} steps, the first left out; {args.answers} "
+        f"answers to {args.answers // SPEED_GROUP} prompts; `{' '.join(['python', *sys.argv])}`",
+        "",
+        "| processor seconds of a step: TRL | the kit | the kit's over TRL's (range of rounds) | of generating: TRL "
+        "| the kit | the kit's over TRL's (range of rounds) | tokens of an answer: TRL | the kit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rounds = [[run_side(side, args) for side in ("trl", "kit")] for _ in range(args.rounds)]
+    assert all(theirs["prompts"] == own["prompts"] for theirs, own in rounds), "the prompts differ"
+    cells = []
+    for what in ("step", "generating"):
+        pairs = [[side[what] for side in each] for each in rounds]
+        ratios = [own / theirs for theirs, own in pairs]
+        cells += [f"{np.median(side):.3f}" for side in zip(*pairs, strict=True)]
+        cells.append(f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    cells += [f"{np.mean([each[side]['tokens'] for each in rounds]):.1f}" for side in (0, 1)]
+    return [*lines, f"| {' | '.join(cells)} |", ""]
+
+
+def run_side(side: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Run a side in a process of its own: seconds of a step and of generating, tokens of an answer, and the prompts."""
+    with tempfile.TemporaryDirectory() as folder:
+        against_trl.run([__file__, f"--{side}", folder, json.dumps({**vars(args), "out": None})])
+        found: dict[str, Any] = json.loads(Path(folder, "result.json").read_text())
+    print(side, {name: found[name] for name in ("step", "generating", "tokens")}, file=sys.stderr, flush=True)
+    return found
+
+
+class Meter:
+    """Processor seconds of a side."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.generating: list[float] = []
+        self.prompts: list[list[int]] = []
+        self.lengths: list[int] = []
+
+    @staticmethod
+    def now() -> float:
+        """Of this process, its children that live, and those that have ended."""
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        times = [each.cpu_times() for each in processes]
+        ended = times[0].children_user + times[0].children_system
+        return float(ended + sum(each.user + each.system for each in times))
+
+    def end_step(self) -> None:
+        self.ends.append(self.now())
+        self.generating.append(0.0)
+
+    def generate(self, prompts: Sequence[Sequence[int]], call: Callable[[], Any], ids: Callable[[Any], Any]) -> Any:
+        """Return the result of a call that generates; ``ids`` takes the answers from it."""
+        began = self.now()
+        result = call()
+        self.generating = self.generating or [0.0]
+        self.generating[-1] += self.now() - began
+        self.prompts += map(list, prompts)
+        self.lengths += map(len, ids(result))
+        return result
+
+    def write(self, folder: str) -> None:
+        found = {
+            "step": float(np.mean(np.diff(self.ends))),
+            "generating": float(np.mean(self.generating[1 : len(self.ends)])),
+            "tokens": float(np.mean(self.lengths)),
+            "prompts": self.prompts,
+        }
+        Path(folder, "result.json").write_text(json.dumps(found))
+
+
+def train_with_trl(folder: str, args: argparse.Namespace) -> None:
+    from datasets import load_dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    meter = Meter()
+
+    class Metered(GRPOTrainer):  # type: ignore[misc]
+        def _generate_single_turn(self, prompt_ids: Any, *others: Any, **more: Any) -> Any:
+            def call() -> Any:
+                return super(Metered, self)._generate_single_turn(prompt_ids, *others, **more)
+
+            return meter.generate(prompt_ids, call, lambda result: result[0])
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            meter.end_step()
+
+    config = GRPOConfig(
+        output_dir=f"{folder}/run",
+        model_init_kwargs={"dtype": "float32"},
+        per_device_train_batch_size=args.answers,
+        num_generations=SPEED_GROUP,
+        max_completion_length=args.max_new_tokens,
+        max_steps=args.steps,
+        learning_rate=SPEED_RATE,
+        lr_scheduler_type="constant",
+        top_k=0,
+        bf16=False,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    rows = load_dataset("json", data_files=args.dataset, split="train")
+    if "messages" in rows.column_names:
+        rows = rows.map(lambda row: {"prompt": row["messages"][:1]})
+    rows = rows.select_columns(["prompt"])
+
+    def reward(completions: Sequence[Any], **_: Any) -> list[float]:
+        return letters([each if isinstance(each, str) else each[0]["content"] for each in completions])
+
+    Metered(model=args.speed, reward_funcs=reward, args=config, train_dataset=rows, callbacks=[Clock()]).train()
+    meter.write(folder)
+
+
+def train_with_the_kit(folder: str, args: argparse.Namespace) -> None:
+    import runpy
+
+    import kit.rollouts.sampler
+    import kit.train.step
+
+    meter = Meter()
+    generate, step = kit.rollouts.sampler.generate_answers, kit.train.step.train_step
+
+    def metered(model: Any, requests: Any, **more: Any) -> Any:
+        prompts = [each.ids for each in requests]
+        return meter.generate(prompts, lambda: generate(model, requests, **more), lambda found: [c.ids for c in found])
+
+    def metered_step(*given: Any, **more: Any) -> Any:
+        result = step(*given, **more)
+        meter.end_step()
+        return result
+
+    kit.rollouts.sampler.generate_answers = metered
+    kit.train.step.train_step = metered_step
+    reward = Path(folder, "reward.py")
+    reward.write_text(f"def letters(expected, answer, row):\n    return {'sum(map(ord, answer)) % 97 / 97'}\n")
+    flags = {
+        "model_name_or_path": args.speed,
+        "dataset": args.dataset,
+        "eval_dataset": "null",
+        "predict_with_generate": "false",
+        "method": "full",
+        "objective": "grpo",
+        "policy_loss": "dapo",  # TRL's default
+        "rewards": f"{reward}:letters",
+        "num_generations": SPEED_GROUP,
+        "max_length": args.max_length,
+        "max_new_tokens": args.max_new_tokens,
+        "global_batch_size": args.answers,
+        "per_device_train_batch_size": args.answers,
+        "per_device_eval_batch_size": args.answers,
+        "max_steps": args.steps,
+        "learning_rate": SPEED_RATE,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "weight_decay": 0,
+        "shuffle": "false",
+        "save_steps": 0,
+        "output_dir": f"{folder}/run",
+    }
+    sys.argv = ["finetune.py", *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
+    runpy.run_path(str(ROOT / "recipes/finetune.py"), run_name="__main__")
+    meter.write(folder)
+
+
 if __name__ == "__main__":
-    main()
+    sides = {"--trl": train_with_trl, "--kit": train_with_the_kit}
+    if sys.argv[1:2] and sys.argv[1] in sides:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # both compute with as many threads as cores
+        torch.set_num_threads(1)
+        sides[sys.argv[1]](sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3])))
+    else:
+        main()
