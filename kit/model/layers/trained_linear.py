@@ -67,7 +67,8 @@ def _cast_input(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 
 def _forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or self.weight.dtype != torch.float32:
+    is_kept = torch.is_autocast_cache_enabled() and not torch.is_grad_enabled()  # while generating, for all tokens
+    if not torch.is_autocast_enabled(kind) or self.weight.dtype != torch.float32 or is_kept:
         return F.linear(x, self.weight, self.bias)
     dtype = torch.get_autocast_dtype(kind)
     return _CastLinear.apply(x.to(dtype), self.weight, None if self.bias is None else self.bias.to(dtype))

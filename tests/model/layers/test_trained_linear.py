@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import torch
 from model_helpers import hidden_and_gradients, small_llama
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.model.layers.trained_linear import install_shared_casts, install_trained_linear
 
@@ -39,3 +40,26 @@ def test_a_shared_cast_changes_the_rounding_of_gradients_under_autocast_and_noth
     for one, other, reference in zip(gradients, theirs, exact[1:], strict=True):
         errors = [(each - reference).norm() / reference.norm() for each in (one, other)]
         assert one.dtype == torch.float32 and errors[0] < 1.15 * errors[1]
+
+
+class _CastsOfWeights(TorchDispatchMode):
+    """Counts the copies of two-dimensional float32 tensors in another dtype."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_cast = func is torch.ops.aten._to_copy.default and args[0].ndim == 2 and args[0].dtype == torch.float32
+        self.number += is_cast
+        return func(*args, **(kwargs or {}))
+
+
+def test_without_gradients_and_with_autocasts_cache_as_in_generation_a_weight_is_cast_once():
+    _, model = models()
+    layer = model.model.layers[0].mlp.down_proj
+    x = torch.randn(1, 3, layer.in_features)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        wanted = layer(x)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=True), _CastsOfWeights() as casts:
+        assert all(torch.equal(layer(x), wanted) for _ in range(3)) and casts.number == 1
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=True), _CastsOfWeights() as casts:
+        assert all(torch.equal(layer(x), wanted) for _ in range(3)) and casts.number == 3  # none is kept for autograd
