@@ -1,16 +1,26 @@
-"""Batched generation, for evaluations and rollouts."""
+"""Batched generation, for evaluations and rollouts.
+
+Equal prompts of a batch, as those of a group are, go through the model once. Rows that have ended leave the batch.
+"""
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
+from transformers import DynamicCache, StoppingCriteria
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList
 
 from kit.data.chat.tokens import ImageCodec
 from kit.data.read.image_files import Image
 from kit.model.sampling import Sampling, sampling_arguments
+
+# An argument of ``generate``, renamed in transformers 5.24.
+CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 
 
 class Request(NamedTuple):
@@ -66,21 +76,81 @@ def generate_answers(
     input_ids = pad_sequence(rows, True, pad_token_id, "left")  # [B, T]
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
     length = input_ids.shape[1]
-    inputs = {"input_ids": input_ids, "attention_mask": mask}
-    if image_codec:
-        inputs |= image_codec.generation_inputs(input_ids, [request.images for request in requests])
+    images = image_codec.generation_inputs(input_ids, [request.images for request in requests]) if image_codec else {}
+    input_ids, mask, images = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (input_ids, mask, images))
+    options: dict[str, Any] = {"use_cache": True, "pad_token_id": pad_token_id, "return_dict_in_generate": True}
+    # Under FSDP all ranks must make the same calls. A vision-language model remembers the positions of the rows.
+    is_text = (config := generate.func.__self__.config).get_text_config() is config
+    can_continue = is_text and "synced_gpus" not in generate.keywords and length > 1
+    cache = _cache_of_prompts(generate, requests, input_ids, mask, options) if can_continue else None
+    options |= images | {"eos_token_id": sorted(stops) or None}
+    completions: list[Any] = [None] * len(requests)
+    going = [*range(len(requests))]  # the row of ``input_ids`` [n, t] holds the request of that number
+    while going:
+        most = torch.tensor([length + requests[i].max_new_tokens for i in going], device=device)
+        if cache is not None:
+            enough = _EnoughEnded(torch.tensor(sorted(stops), device=device), most)
+            options |= {CACHE: cache, "stopping_criteria": StoppingCriteriaList([enough])}
+        keys = [requests[i].key for i in going]
+        output = generate(
+            input_ids=input_ids,
+            attention_mask=mask,
+            max_new_tokens=int(most.max()) - input_ids.shape[1],
+            **sampling_arguments(sampling, seed, keys, length),
+            **options,
+        )
+        for i, ids in zip(going, output.sequences[:, length:].tolist(), strict=True):
+            completions[i] = _completion(ids[: requests[i].max_new_tokens], stops)
+        if cache is None:
+            break
+        are_done = [completions[i].ended or len(completions[i].ids) == requests[i].max_new_tokens for i in going]
+        kept: Any = torch.tensor([not is_done for is_done in are_done], device=device).nonzero()[:, 0]
+        going = [going[row] for row in kept.tolist()]
+        input_ids = output.sequences[kept]
+        mask = F.pad(mask[kept], (0, input_ids.shape[1] - mask.shape[1]), value=1)
+        cache.reorder_cache(kept)
+    return completions
+
+
+def _cache_of_prompts(
+    generate: Any, requests: Sequence[Request], input_ids: torch.Tensor, mask: torch.Tensor, options: dict[str, Any]
+) -> Any:
+    """Return keys and values of the prompts but for their last tokens, of equal prompts computed once.
+
+    None: rows of the model's cache cannot be chosen.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    of = [numbers.setdefault(tuple(request.ids), len(numbers)) for request in requests]
+    firsts = [of.index(number) for number in range(len(numbers))]
     output = generate(
-        max_new_tokens=max(request.max_new_tokens for request in requests),
-        use_cache=True,
-        pad_token_id=pad_token_id,
-        eos_token_id=sorted(stops) or None,
-        **sampling_arguments(sampling, seed, [request.key for request in requests], length),
-        **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
+        input_ids=input_ids[firsts, :-1],
+        attention_mask=mask[firsts, :-1],
+        max_new_tokens=1,  # which the cache does not hold
+        do_sample=False,
+        **options,
     )
-    return [
-        _completion(ids[: request.max_new_tokens], stops)
-        for request, ids in zip(requests, output[:, length:].tolist(), strict=True)
-    ]
+    cache = output[CACHE]
+    if type(cache) is not DynamicCache or {*map(type, cache.layers)} - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return None
+    if cache.get_seq_length() != input_ids.shape[1] - 1:
+        return None
+    rows: Any = torch.tensor(of, device=input_ids.device)
+    cache.reorder_cache(rows)
+    return cache
+
+
+class _EnoughEnded(StoppingCriteria):
+    """Ends a call when a quarter of its rows have ended: leaving them out costs a copy of the cache."""
+
+    def __init__(self, stops: torch.Tensor, most: torch.Tensor) -> None:
+        """``most``: int64 [n], the length at which each row ends."""
+        self._stops, self._most = stops, most
+        self._ended = torch.zeros_like(most, dtype=torch.bool)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Return bool [n], all alike."""
+        self._ended |= torch.isin(input_ids[:, -1], self._stops) | (input_ids.shape[1] >= self._most)
+        return (4 * self._ended.sum() >= len(self._ended)).expand(len(self._ended))  # type: ignore[return-value]
 
 
 def _completion(ids: list[int], stops: Collection[int]) -> Completion:
