@@ -134,7 +134,7 @@ def test_results_follow_calls_and_the_model_reads_what_was_wrong_with_others(pla
     assert '{"calls": 2, ' in two[3][0]
     assert none == [(f"3{end}", 1.0)] and cut == [("Hello...", 1.0)]
     assert unknown[1] == replied("error: there is no tool 'sub', only add, count")
-    assert "error: argument 'b': expected integer, found [2]" in wrong[1][0]
+    assert "error: add: argument b: Input should be a valid integer" in wrong[1][0]
     assert "error: malformed call: " in malformed[1][0]
     assert len(long) == 5  # nothing follows the last turn
     assert [each.outcome for each in found] == ["ended"] * 6 + ["max_new_tokens", "max_turns"]

@@ -71,7 +71,7 @@ class ToolEnvironment(Environment):
         self._turns = ToolTurns(data.chat_template, tokenizer, data.encoder.tools)
         self._turns.check()
         self.end = self._turns.end
-        self._host = open_host(recipe, is_stopping)
+        self._host = open_host(recipe, is_stopping, data.encoder.tools)
         self._threads = ThreadPoolExecutor(NUM_THREADS)
         self._played: dict[tuple[int, int, int], _Played] = {}
         self._called: list[tuple[Trajectory, Future[list[Result]]]] = []
@@ -193,14 +193,17 @@ class ToolEnvironment(Environment):
             session.close()
 
 
-def open_host(recipe: "Recipe", is_stopping: Callable[[], bool] = lambda: False) -> ToolHost:
-    """Return the processes of the user's tools and rewards."""
+def open_host(
+    recipe: "Recipe", is_stopping: Callable[[], bool] = lambda: False, schemas: Sequence[dict[str, Any]] = ()
+) -> ToolHost:
+    """Return the processes of the user's tools and rewards. ``schemas``: those of the tools, if they are known."""
     return ToolHost(
         tools=recipe.tools,
         environment=recipe.environment,
         rewards=recipe.rewards,
         timeout=recipe.tool_timeout,
         is_stopping=is_stopping,
+        schemas=schemas,
     )
 
 

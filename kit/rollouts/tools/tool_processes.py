@@ -18,12 +18,11 @@ from dataclasses import astuple
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from types import NoneType
 from typing import Any
 
 import numpy.random  # here, so that sessions share it
+from pydantic import ValidationError, validate_call
 
-from kit.data.strict_json import parse
 from kit.scoring.own_metric import definition, extras, find, is_own, key_of, load
 from kit.scoring.rewards import Attempt, number_or_why
 from kit.scoring.workers import START_SECONDS, Worker, answer_each, result_of, serve, start_worker
@@ -34,15 +33,6 @@ _CLOSE_SECONDS = 2.0  # for ``close`` of an environment
 _NOT_TOOLS = ("reset", "get_reward", "close")  # methods of an environment that the model does not see
 _FUNCTION = "a function with type hints, and a docstring that describes each argument under `Args:`"
 _CLASS = "a class with reset(self, **row), and get_reward(self) for the reward `environment`"
-_KINDS = {
-    int: "integer",
-    float: "number",
-    str: "string",
-    bool: "boolean",
-    NoneType: "null",
-    list: "array",
-    dict: "object",
-}
 _PATH = re.compile(r"(?<![\w:/.])/[^\s'\"/]+/[^\s'\",;:)\]]+")
 
 
@@ -60,6 +50,7 @@ class ToolHost:
         rewards: Sequence[str],
         timeout: float,
         is_stopping: Callable[[], bool] = lambda: False,
+        schemas: Sequence[dict[str, Any]] = (),
     ) -> None:
         """
         Args:
@@ -68,6 +59,7 @@ class ToolHost:
             rewards: the names of all rewards.
             timeout: of a call, in seconds.
             is_stopping: whether the run was asked to stop, and so does not wait for calls.
+            schemas: what ``schemas`` returns, if that is known: a process takes seconds to make them.
         """
         self._names = (tuple(tools), environment, tuple(rewards))
         self.has_environment, self.timeout = environment is not None, timeout
@@ -75,7 +67,7 @@ class ToolHost:
         self._is_stopping = lambda: self._is_closed or is_stopping()
         self._zygote: Worker | None = None
         self._lock = threading.RLock()
-        self._schemas: list[dict[str, Any]] = []
+        self._schemas = list(schemas)
 
     def schemas(self) -> list[dict[str, Any]]:
         """Return the JSON schemas of the tools, by transformers' ``get_json_schema``: functions, then public methods.
@@ -162,19 +154,17 @@ class ToolSession:
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the result of a tool: a string as it is, another value as JSON.
 
-        Strings that should be numbers are read as JSON, because calls in XML have only text.
+        Arguments are converted to the types of the function by pydantic: calls in XML have only text.
 
         Raises:
             ToolFailure: there is none.
         """
-        functions = {each["function"]["name"]: each["function"] for each in self._host.schemas()}
-        if name not in functions:
-            raise ToolFailure(f"there is no tool {name[:60]!r}, only {listed([*functions], 20)}")
-        schemas = functions[name]["parameters"]["properties"]
-        given = {key: _fitted(key, value, schemas.get(key, {})) for key, value in arguments.items()}
+        names = [each["function"]["name"] for each in self._host.schemas()]
+        if name not in names:
+            raise ToolFailure(f"there is no tool {name[:60]!r}, only {listed(names, 20)}")
         if self._lost:
             raise ToolFailure(self._lost)
-        return str(self._ask(name, self._host.timeout, "call", name, given))
+        return str(self._ask(name, self._host.timeout, "call", name, arguments))
 
     def reward(self, name: str, timeout: float, attempt: Attempt) -> float | str:
         """Return a reward of the trajectory, or the reason why it failed. See ``kit.scoring.rewards.reward``."""
@@ -225,23 +215,6 @@ def _result(worker: Worker, question: Any, seconds: float) -> Any:
     if isinstance(value, list):
         raise UserError(*(Problem(*each) for each in value))
     raise ToolFailure(value)
-
-
-def _fitted(key: str, value: Any, schema: Mapping[str, Any]) -> Any:
-    """The argument as its schema has it, if that has simple types. Raises ``ToolFailure``."""
-    wanted = schema.get("type", [])
-    kinds = [*([wanted] if isinstance(wanted, str) else wanted), *["null"] * schema.get("nullable", False)]
-    if kinds and isinstance(value, str) and "string" not in kinds:
-        with suppress(ValueError, RecursionError):
-            value = parse(value.lower() if value in ("True", "False", "None") else value)
-    if "string" in kinds and _KINDS[type(value)] not in kinds:
-        value = json.dumps(value, ensure_ascii=False)
-    fits = _KINDS[type(value)] in kinds or (type(value) is int and "number" in kinds) or not kinds
-    choices = schema.get("enum", [value])
-    if not fits or value not in choices:
-        expected = f"one of {choices}" if "enum" in schema else " or ".join(kinds)
-        raise ToolFailure(f"argument {key!r}: expected {expected}, found {repr(value)[:60]}")
-    return value
 
 
 class _Session:
@@ -300,7 +273,12 @@ class _Session:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         function = self._functions.get(name) or getattr(self._environment, name)
-        return _text(result_of(function(**arguments)))
+        fitting = validate_call(config={"arbitrary_types_allowed": True, "coerce_numbers_to_str": True})(function)
+        try:
+            return _text(result_of(fitting(**arguments)))
+        except ValidationError as error:
+            wrong = [f"argument {each['loc'][0]}: {each['msg']}" for each in error.errors() if each["loc"]]
+            raise ToolFailure("; ".join(wrong) or first_line(error)) from None
 
     def reward(self, name: str, attempt: Attempt) -> float | str:
         if self._lost and (name == "environment" or (is_own(name) and "environment" in extras(name))):
