@@ -24,6 +24,7 @@ from kit.config.other_kits import hint_for_other_key
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.config.settings.evaluation import EvalSettings
+from kit.config.settings.objective import takers
 from kit.config.validation import FLAGS, NAME, check_recipe, problems_with_secrets, validate
 from kit.schema.fields import expected, is_list, is_switch
 from kit.system.console import show
@@ -100,6 +101,9 @@ def read_command_line(
     if not trains and values.get("adapter_name_or_path"):
         for key in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
             values.pop(key, None)
+    if not trains and {"tools", "environment"} & set(values):  # any model can be asked with them, without rewards too
+        values.setdefault("objective", takers("tools")[0])
+        uncertain |= {"rewards"} - set(values)
     for flag, other in (stands_for or {}).items():
         if other in values or other in uncertain:
             continue

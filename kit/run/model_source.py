@@ -10,6 +10,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.model.pretrained.locate import check_base
 from kit.run.record import RUN_FILE, as_trained, read_run, with_model_of_checkpoint
 from kit.strategy.topology import Precision
+from kit.system.console import is_main, show_error
 from kit.system.errors import UserError
 
 CHECKPOINT = "model_name_or_path"  # the flag that may name one
@@ -35,7 +36,10 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     elif recipe.method == "full":
         recipe = recipe.model_copy(update={"method": "lora"})
     if run_file:
-        recipe = as_trained(recipe, read_run(run_file)[0])
+        run = read_run(run_file)[0]
+        recipe = as_trained(recipe, run)
+        if run.has_tools and not recipe.has_tools and is_main():
+            show_error("note: the run had tools; they are code, so only --tools and --environment name them")
         if not is_checkpoint:  # in final/
             recipe = recipe.model_copy(
                 update={"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}

@@ -146,7 +146,7 @@ def as_trained(settings: Recipe, run: Recipe) -> Recipe:
     """Return ``settings`` with those of a run that change its results: texts, lengths, images, losses, rounding.
 
     Explicit ``settings`` win: another objective with its own settings, another template with its own variables. The
-    method is the run's if both train adapters.
+    method is the run's if both train adapters. The user's code is never taken from the file of a run.
     """
     names = {*DataSettings.model_fields, "fp8", "qat", "qat_group_size"} & set(IDENTITY) - _OF_TRAINING
     own = {name for name in settings.model_fields_set if getattr(settings, name) is not None}
@@ -160,7 +160,11 @@ def as_trained(settings: Recipe, run: Recipe) -> Recipe:
         names |= set(ObjectiveSettings.model_fields)
     if "lora" in settings.method and "lora" in run.method:
         names.add("method")
-    return settings.model_copy(update={name: getattr(run, name) for name in names - own})
+    names |= {"max_new_tokens"} if settings.has_tools and run.rolls_out else set()
+    names -= own | {key for key, code in run.code.items() if code}
+    if "rewards" not in names or ("environment" in run.rewards and not settings.environment):
+        names -= {"rewards", "reward_weights"}
+    return settings.model_copy(update={name: getattr(run, name) for name in names})
 
 
 VERSIONED_PACKAGES = (

@@ -35,6 +35,15 @@ def test_a_flag_may_be_written_in_several_ways():
         assert (recipe.max_steps, recipe.use_dora) == (7, True), argv
 
 
+def test_any_model_can_be_asked_with_tools():
+    words = ["--model_name_or_path", "m", "--dataset", "d", "--tools", "own.py:add"]
+    request = read_command_line(words, trains=False)
+    assert request.problems == [] and request.recipe.tools == ["own.py:add"] and request.recipe.rewards == []
+    assert "objective sft does not read it" in str(read_command_line(words).problems[0])
+    wrong = read_command_line([*words, "--rewards", "environment"], trains=False)
+    assert "--environment FILE.py:CLASS" in str(wrong.problems[0])
+
+
 def test_a_model_in_the_folder_of_a_run_is_named_by_the_run():
     for inside in ["final", "checkpoints/step-00000040", ""]:
         request = read_command_line(["--model_name_or_path", f"runs/mine/{inside}", "--dataset", "d.jsonl"])

@@ -48,6 +48,23 @@ def test_settings_come_from_the_run_except_explicit_ones(run):
     assert [precision_of(path, "no") for path in (final, "base")] == ["bf16", "no"]
 
 
+def test_code_is_not_taken_from_the_file_of_a_run(run, capsys):
+    trained = {"objective": "grpo", "rewards": "exact_match,own.py:good", "reward_weights": "1,2", "max_turns": 3}
+    trained |= {"tools": "own.py:add", "environment": "own.py:Game", "max_new_tokens": 9}
+    final = run(**trained)
+    recipe = opened(final)
+    assert recipe.objective == "grpo" and not any(recipe.code.values()) and recipe.rewards == []
+    assert recipe.reward_weights is None and "note: the run had tools" in capsys.readouterr().err
+    recipe = opened(final, objective="grpo", tools="mine.py:add")
+    assert (recipe.tools, recipe.environment, recipe.rewards) == (["mine.py:add"], None, [])
+    assert (recipe.max_turns, recipe.max_new_tokens) == (3, 9) and not capsys.readouterr().err
+    final = run(**trained | {"rewards": "environment", "reward_weights": "2"})
+    assert opened(final, tools="mine.py:add").rewards == []  # there is none to ask
+    recipe = opened(final, environment="mine.py:Game")
+    assert (recipe.rewards, recipe.reward_weights) == (["environment"], [2.0])
+    assert opened(final, environment="mine.py:Game", rewards="number").reward_weights is None
+
+
 def test_the_reference_model_is_the_initial_model_of_the_run(run):
     final = run(objective="kto", method="lora", beta=0.3)
     assert reference_of(final, opened(final), "lora") is None  # the base without the adapter

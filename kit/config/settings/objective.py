@@ -102,7 +102,8 @@ class ObjectiveSettings(
         return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}
 
 
-def _takers(name: str) -> list[str]:
+def takers(name: str) -> list[str]:
+    """Return the objectives that read a setting."""
     return [objective for objective, declared in DECLARED.items() if name in declared.settings]
 
 
@@ -110,12 +111,12 @@ RULES = (
     *(
         Rule(
             f"{name} objective",
-            partial(lambda name, r: is_given(r, name) and r.objective not in _takers(name), name),
+            partial(lambda name, r: is_given(r, name) and r.objective not in takers(name), name),
             "objective {r.objective} does not read it",
-            f"leave it out, or put it under by_objective in a recipe; or --objective {' or '.join(_takers(name))}",
+            f"leave it out, or put it under by_objective in a recipe; or --objective {' or '.join(takers(name))}",
         )
         for name in ObjectiveSettings.model_fields
-        if _takers(name)
+        if takers(name)
     ),
     *(
         Rule(
