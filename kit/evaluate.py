@@ -25,7 +25,7 @@ from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling
 from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
 from kit.rollouts.play import play
-from kit.rollouts.rollout_metrics import lengths
+from kit.rollouts.rollout_metrics import conversation, lengths
 from kit.rollouts.sampler import OwnModel
 from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, call_reader
 from kit.rollouts.tools.tool_environment import ToolEnvironment
@@ -96,7 +96,9 @@ def evaluate(
         of_answers = [Metric(name, compare) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
         played = _play(policy, data, samples, stops, recipe, progress) if recipe.has_tools else None
         if played:
-            of_played = {"reward": float(np.nanmean([each.reward for each in played])), **lengths(played)}
+            of_played = lengths(played)
+            if recipe.rewards:
+                of_played["reward"] = float(np.nanmean([each.reward for each in played]))
             metrics |= {f"eval_{name}": value for name, value in of_played.items()}
         answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress, played)
         intervals = {}
@@ -202,8 +204,8 @@ def _answers(
     shown: dict[int, Answer] = {}
     failed: dict[int, list[Problem]] = {}
 
-    def generated() -> Iterator[tuple[int, int, list[int], list[int], bool]]:
-        """This rank's answers: sample, draw, ids before it, its own ids, whether it ended."""
+    def generated() -> Iterator[tuple[int, int, list[int], list[int], bool, Trajectory | None]]:
+        """This rank's answers: sample, draw, ids before it, its own ids, whether it ended, trajectory of tools."""
         with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
             for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
                 draw = call % num
@@ -224,17 +226,18 @@ def _answers(
                     image_codec=samples.image_codec,
                 )
                 for i, (written, ended, _) in zip(ids, completions, strict=False):
-                    yield i, draw, samples.prompt(i).ids, written, ended
+                    yield i, draw, samples.prompt(i).ids, written, ended, None
 
-    def last_turns() -> Iterator[tuple[int, int, list[int], list[int], bool]]:
+    def last_turns() -> Iterator[tuple[int, int, list[int], list[int], bool, Trajectory]]:
         for each in played or ():
             (_, i, draw), (last, weight) = each.key, each.segments[-1]
             if weight and i % ranks.count == ranks.index:  # it has a turn
-                yield i, draw, each.ids[: -len(last)], last, each.outcome != "max_new_tokens"
+                yield i, draw, each.ids[: -len(last)], last, each.ended, each
 
-    for i, draw, prompt, written, ends in generated() if played is None else last_turns():
+    for i, draw, prompt, written, ends, trajectory in generated() if played is None else last_turns():
         reference = samples.prompt(i).reference
-        texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)
+        has_end = trajectory.outcome != "max_new_tokens" if trajectory else ends
+        texts = text_of(tokenizer, reference), text_of(tokenizer, written, has_end)
         text = tokenizer.decode(prompt)
         answer = Answer(samples.shown(text), *texts)
         try:
@@ -246,6 +249,12 @@ def _answers(
         if i < NUM_SHOWN and not draw:
             images = samples.images(i)[:MOST_PICTURES]
             shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])
+            if trajectory:
+                first = samples.shown(tokenizer.decode(trajectory.segments[0].ids))
+                reward = trajectory.reward if recipe.rewards and np.isfinite(trajectory.reward) else None
+                shown[i] = replace(
+                    answer, prompt=first, conversation=conversation(trajectory, tokenizer), reward=reward
+                )
     if faults := dict(gather_object([*failed.items()])):
         raise MetricError(*faults[min(faults)])
     for ids_of_rank, of_rank in gather_object([(mine, values[mine])]):

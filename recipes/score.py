@@ -95,11 +95,15 @@ def main() -> None:
     session.enter(phases.EVALUATING)
     objective = build_objective(recipe, samples.dataset_names)
     result = evaluate(policy, objective, checked.data, recipe, session.progress)
-    unended_answers = truncated_answers(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
+    unended_answers = truncated_answers(result.counts, recipe, result.stops)
     for doubt in [*result.doubts(), *unended_answers, *missing_prompts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
-        say(f"prompt {answer.prompt!r}", f"expected {answer.reference!r}", f"answer {answer.text!r}")
+        say(
+            f"prompt {answer.prompt!r}",
+            f"expected {answer.reference!r}",
+            f"answer {(answer.conversation or answer.text)!r}",
+        )
     intervals = {"intervals": result.intervals} if result.intervals else {}
     measured = {"model": scored, "strategy": policy.strategy.type, **result.metrics, **result.details}
     say(json.dumps(measured | intervals))

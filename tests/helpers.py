@@ -143,9 +143,9 @@ class Finetune:
         rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return Run(status, text, folder, rows)
 
-    def score(self, output: str, processes: int = 1, **flags: Any) -> Run:
+    def score(self, output: str, processes: int = 1, prepare: Prepare | None = None, **flags: Any) -> Run:
         """The same for ``recipes/score.py``."""
-        return Run(*self._run("score", output, processes, flags), self.folder)
+        return Run(*self._run("score", output, processes, flags, prepare=prepare), self.folder)
 
     def _run(self, script: str, output: str, processes: int, flags: dict[str, Any], **more: Any) -> tuple[int, str]:
         words = [f"--{name}={value}" for name, value in flags.items()]

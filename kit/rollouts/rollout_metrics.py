@@ -88,6 +88,13 @@ def cut_probability(
     return float(np.mean(list(chain.from_iterable(found.values()))))
 
 
+def conversation(trajectory: Trajectory, tokenizer: Any) -> str:
+    """Return the text after the prompt. Each turn of the model, and what follows it, begins a line."""
+    *before, last = [each.ids for each in trajectory.segments[1:]] or [[]]
+    texts = [*map(tokenizer.decode, before), text_of(tokenizer, last, trajectory.outcome != "max_new_tokens")]
+    return "\n".join(text.strip("\n") for text in texts) if before else texts[0]
+
+
 def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) -> list[dict[str, Any]]:
     """Return the rollout samples of the log and the report: the best and the worst completion of the first prompts."""
     groups: dict[int, list[Trajectory]] = {}
@@ -97,12 +104,11 @@ def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) 
     for sample, group in list(groups.items())[:NUM_SHOWN]:
         ranked = sorted(group, key=lambda each: each.reward)
         for each in (ranked[-1], ranked[0]):
-            prompt = each.segments[0].ids
             found.append(
                 {
-                    "prompt": prompts.shown(tokenizer.decode(prompt)),
+                    "prompt": prompts.shown(tokenizer.decode(each.segments[0].ids)),
                     "reference": text_of(tokenizer, prompts.prompt(sample).reference),
-                    "text": text_of(tokenizer, each.ids[len(prompt) :], each.ended),
+                    "text": conversation(each, tokenizer),
                     "reward": each.reward,
                 }
             )

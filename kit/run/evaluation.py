@@ -15,6 +15,8 @@ class Answer:
     reference: str  # the expected answer
     text: str  # the model's answer
     pictures: list[str] = field(default_factory=list)  # small copies of the first images of the prompt, as data: URIs
+    conversation: str = ""  # with tools: all that follows the prompt; ``text`` is its last turn
+    reward: float | None = None  # with tools
 
     @property
     def exact(self) -> bool:
@@ -36,7 +38,7 @@ class Evaluation:
             ``eval_`` before its name.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
-            ``num_truncated_answers``, whose reference fits into ``max_new_tokens``;
+            ``num_truncated_answers``, whose reference fits into ``max_new_tokens``, with tools all that were cut off;
             ``num_samples_without_prompt``, if there are some.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take

@@ -189,7 +189,7 @@ class Log:
             why = "the evaluation data have desirable completions only, or undesirable ones only"
             doubts.append(f"no {metric}, since {why}: no best evaluation, and no early stopping")
         if step:  # before training, the model may not know when to stop
-            doubts += truncated_answers(row, self.recipe.max_new_tokens, self.recipe.method, evaluation.stops)
+            doubts += truncated_answers(row, self.recipe, evaluation.stops)
         doubts += missing_prompts(row) if self.state.evaluated_step < 0 else []
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more
@@ -263,7 +263,12 @@ class Log:
 def _as_row(answer: Answer) -> dict[str, Any]:
     """An answer in ``metrics.jsonl``."""
     texts = {name: redacted(getattr(answer, name)) for name in ("prompt", "reference", "text")}
-    return {**texts, "exact": answer.exact, **({"pictures": answer.pictures} if answer.pictures else {})}
+    more = {"conversation": redacted(answer.conversation), "reward": answer.reward, "pictures": answer.pictures}
+    return {
+        **texts,
+        "exact": answer.exact,
+        **{name: value for name, value in more.items() if value not in ("", None, [])},
+    }
 
 
 def _measured(name: str, value: float) -> str:

@@ -3,6 +3,7 @@
 What the model writes is drawn from a list, by the trajectory and the turn. So every kind of turn occurs.
 """
 
+import json
 import os
 import signal
 import sys
@@ -177,10 +178,24 @@ def test_conversations_and_losses_are_those_of_one_process(trained, config, flag
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
 
 
-def test_an_evaluation_plays_the_conversations(trained, chat_file):
+def test_an_evaluation_plays_the_conversations(trained, chat_file, finetune, model_folder, tmp_path):
     run = trained("run", max_steps=1, eval_dataset=chat_file, max_eval_samples=10, predict_with_generate=True)
     assert run.status == 0, run.output
     row = run.rows[-1]
     assert row["eval_reward"] > 0 and 1 < row["eval_completions/turns"] <= 3 and row["num_answers"] == 10
-    prompts = [each["prompt"] for each in row["answers"]]
-    assert any("<tool_response>" in each for each in prompts), prompts
+    answers = row["answers"]
+    assert any("\n<|im_start|>user\n<tool_response>" in each["conversation"] for each in answers), answers
+    assert all(each["conversation"].endswith(each["text"]) and each["reward"] >= 0 for each in answers)
+    assert not any("<tool_response>" in each["prompt"] for each in answers)
+
+    # Scored with its tools and its settings; the code that its run.json names is not run.
+    own, typed = tmp_path / "own-run/own.py", tmp_path / "typed.py"
+    own.rename(typed)
+    own.write_text("raise SystemExit")
+    given = {"eval_dataset": chat_file, "max_eval_samples": 10, "predict_with_generate": True, "tools": f"{typed}:add"}
+    given |= {"environment": f"{typed}:Counter", "model_name_or_path": run.folder / "final"}
+    given |= {"rewards": "environment"}
+    scored = finetune.score("scored", prepare=partial(script, tmp_path, model_folder, ""), **given)
+    assert scored.status == 0, scored.output
+    found = json.loads(scored.output.splitlines()[-1])
+    assert 1 < found["eval_completions/turns"] <= 3 and found["eval_reward"] > 0

@@ -6,7 +6,7 @@ Promises: a warning follows from the record or the metrics, and gives the figure
 from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
-from kit.run.generation_warnings import missing_prompts, truncated_answers
+from kit.run.generation_warnings import limits_of, missing_prompts, truncated_answers
 from kit.scoring.own_metric import key_of
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
@@ -28,7 +28,7 @@ _WASTE = (
         "completions/clipped_ratio",
         -5,
         0.5,
-        "of the last completions were truncated at max_new_tokens: raise --max_new_tokens",
+        "of the last completions were truncated at {}: raise it",
     ),
     (
         "data_wait_share",
@@ -101,9 +101,7 @@ def _answers(run: ReportedRun) -> Iterator[str]:
     last = run.answered[-1] if run.answered else {}
     counts = {key: int(number) for key, value in last.items() if (number := finite_number(value)) is not None}
     stops = run.record["data"].get("stop_tokens") or {}
-    doubts = (
-        truncated_answers(counts, run.recipe.max_new_tokens, run.recipe.method, stops) if counts.get("step") else []
-    )
+    doubts = truncated_answers(counts, run.recipe, stops) if counts.get("step") else []
     for doubt in [*doubts, *missing_prompts(counts)]:
         yield f"{doubt[0].upper()}{doubt[1:]}."
 
@@ -112,4 +110,4 @@ def _waste(run: ReportedRun) -> Iterator[str]:
     for key, start, much, text in _WASTE:
         shares = run.values(key)[start:]
         if len(shares) and shares.mean() > much:
-            yield f"{shares.mean():.0%} {text}."
+            yield f"{shares.mean():.0%} {text.format(' or '.join(limits_of(run.recipe)))}."

@@ -22,6 +22,9 @@ _HIDDEN = ("fingerprint", "num_encoded")  # of the data
 _FOLLOWED = {f"eval_{metric.key}": metric for spec in DECLARED.values() for metric in spec.metrics if metric.title}
 
 
+_OF_TOOLS = {"completions/turns": "turns of a completion", "tools/failures": "failed tool calls of a completion"}
+
+
 class _Curve(NamedTuple):
     """A chart of one run; of several runs, with lines for each. Two keys are of training and of evaluation."""
 
@@ -115,9 +118,12 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
 
 def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]:
     rewards = dict.fromkeys(f"rewards/{key_of(name)}" for run in runs for name in run.recipe.rewards)
+    has_tools = any(run.recipe.has_tools for run in runs)
     curves = [
-        *(_Curve(key, (key,)) for key in ("reward", *rewards)),
+        _Curve("reward", ("reward", *["eval_reward"] * has_tools)),
+        *(_Curve(key, (key,)) for key in rewards),
         _Curve("loss", ("loss", "eval_loss"), is_fitted=True),
+        *(_Curve(title, (key, f"eval_{key}")) for key, title in _OF_TOOLS.items()),
     ]
     for key in dict.fromkeys(key for run in runs for key in run.answer_metrics):
         curves.append(_Curve(f"{_name(key)}, %", (key,), True) if is_share(key) else _Curve(_name(key), (key,)))
@@ -189,7 +195,8 @@ def _answers(run: ReportedRun) -> list[dict[str, Any]]:
     if not run.answered:
         return []
     first, last = run.answered[0], run.answered[-1]
-    before = {_prompt(answer): answer.get("text") for answer in first["answers"]}
+    before = {_prompt(answer): _answer(answer) for answer in first["answers"]}
+    has_rewards = any("reward" in answer for answer in last["answers"])
     has_pictures = any(answer.get("pictures") for answer in last["answers"])
     rows = []
     for answer in last["answers"]:
@@ -198,8 +205,13 @@ def _answers(run: ReportedRun) -> list[dict[str, Any]]:
         if first is not last:
             earlier = f"after step {first['step']:,}" if first["step"] else "before"
             row[earlier] = before.get(_prompt(answer))
-        rows.append({**row, f"after step {last['step']:,}": answer.get("text"), "exact match": answer.get("exact")})
+        row |= {f"after step {last['step']:,}": _answer(answer), "exact match": answer.get("exact")}
+        rows.append(row | ({"reward": answer.get("reward")} if has_rewards else {}))
     return rows
+
+
+def _answer(answer: dict[str, Any]) -> Any:
+    return answer.get("conversation") or answer.get("text")
 
 
 def _prompt(answer: dict[str, Any]) -> tuple[str, str]:

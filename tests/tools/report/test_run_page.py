@@ -104,6 +104,26 @@ def test_a_run_with_rewards_shows_them_first_and_the_answers_of_its_first_and_la
     assert cells[10] == "30" and results(runs)[1]["reward"] == "0.0100 → 0.3000"
 
 
+def test_whole_conversations_with_tools_are_shown_with_their_rewards(tmp_path):
+    answer = {"prompt": "What is 2 + 3?", "reference": "5", "text": "5", "exact": True, "reward": 1.0}
+    rows = [evaluation_row(0, answers=[answer | {"conversation": "call add\n<6>\n5"}], eval_reward=0.0)]
+    of_tools = {"completions/turns": 2.0, "tools/failures": 0.5, "completions/clipped_ratio": 0.6}
+    rows += [*(rollout_row(step, **of_tools) for step in MANY)]
+    rows += [evaluation_row(30, answers=[answer | {"conversation": "call add\n5\n5"}], eval_reward=0.5)]
+    recipe = GRPO | {"tools": ["own.py:add"]}
+    run = opened(tmp_path, rows, recipe=recipe)
+    page = report_page([run])
+    cells = re.findall("<td.*?>([^<]*)</td>", page.partition("Generated answers")[2])
+    assert cells[:6] == ["What is 2 + 3?", "5", "call add\n&lt;6&gt;\n5", "call add\n5\n5", "yes", "1"]
+    assert "white-space: pre-wrap" in page.partition("td {")[2].partition("}")[0]  # turns are lines
+    captions = re.findall("<figcaption>([^<]*)", page)
+    assert {"turns of a completion", "failed tool calls of a completion"} < {*captions}
+    assert "reward. training: last 0.3. evaluation: last 0.5" in page
+    assert "60% of the last completions were truncated at max_new_tokens or max_turns or max_length: raise it." in (
+        remarks(run)
+    )
+
+
 def test_remarks_about_rewards(tmp_path):
     for changes, text in (
         ({"loss": 2.0}, ""),  # that it does not fall says nothing
