@@ -7,15 +7,16 @@ Promises:
 - Sampled ids stay as they are. Results are appended to them as ids, and are not learned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from kit.data.chat.template import Jinja
 from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
 from kit.rollouts.environment import Environment, append_turn
 from kit.rollouts.generation import Completion, text_of
-from kit.rollouts.tools.tool_calls import MalformedCall, ToolCall, call_reader
+from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, ToolCall, call_reader
 from kit.rollouts.tools.tool_processes import ToolFailure, ToolHost, ToolSession
 from kit.rollouts.tools.tool_turns import Result, ToolTurns
 from kit.rollouts.trajectories import Outcome, Segment, Trajectory
@@ -27,14 +28,84 @@ if TYPE_CHECKING:
 
 NUM_THREADS = 32  # that wait for tools and rewards
 TURNS, CALLS, FAILURES = "completions/turns", "tools/calls", "tools/failures"
+NO_COUNTS = {TURNS: 0, CALLS: 0, FAILURES: 0}
 
 
-class _Played:
-    """What belongs to a trajectory that is not finished."""
+class Played:
+    """A conversation that is not finished: the calls of its turns, and their results."""
 
-    def __init__(self, session: ToolSession) -> None:
-        self.session = session
+    def __init__(self, session: ToolSession, reader: CallReader, turns: ToolTurns) -> None:
+        self.session, self._reader, self._turns = session, reader, turns
+        self.counts = {**NO_COUNTS}
         self.messages: list[dict[str, Any]] = []  # after the prompt
+
+    def read(self, before: str, text: str, ended: bool) -> tuple[list[ToolCall], str]:
+        """Append a turn of the model. Returns its calls, and what the model reads in place of results.
+
+        Args:
+            before: the end of the text before the turn.
+            text: of ``text_of``.
+        """
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        self.messages.append(message)
+        self.counts[TURNS] += 1
+        try:
+            calls = self._reader.read(before, text) if ended else []
+        except MalformedCall as why:
+            return [], f"malformed call: {why}"
+        if calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls
+            ]
+        if len(calls) > 1 and not self._turns.takes_several:
+            return calls[:1], "several calls in a turn: write one"
+        return calls, ""
+
+    def results(self, calls: Sequence[ToolCall], error: str) -> list[Result]:
+        """Make the calls, and append their results; or ``error`` in their place."""
+        found = []
+        for call in calls or [ToolCall("unknown", {})]:
+            try:
+                if error:
+                    raise ToolFailure(error)
+                content = self.session.call(*call)
+            except ToolFailure as failure:
+                self.counts[FAILURES] += 1
+                content = f"error: {failure}"
+            found.append(Result(call.name, content, f"call{self.counts[CALLS]:05}"))
+            self.counts[CALLS] += 1
+        self.messages += [{"role": "tool", "name": each.name, "content": each.content} for each in found]
+        return found
+
+
+class Tools:
+    """The user's tools, as a chat template writes their calls and results.
+
+    Attributes:
+        turns: checked.
+    """
+
+    def __init__(
+        self,
+        recipe: "Recipe",
+        template: Jinja,
+        tokenizer: Any,
+        schemas: Sequence[dict[str, Any]] = (),
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Raises ``UserError`` if the user's files or the template cannot be used. ``schemas``: if they are known."""
+        self._host = open_host(recipe, is_stopping, schemas)
+        self._reader = call_reader(tokenizer, template)
+        self.turns = ToolTurns(template, tokenizer, self._host.schemas())
+        self.turns.check()
+
+    def open(self, seed: Sequence[int], row: Mapping[str, Any] | None) -> Played:
+        """Begin a conversation; arguments as of ``ToolHost.open``."""
+        return Played(self._host.open(seed, row), self._reader, self.turns)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._host.close()
 
 
 class ToolEnvironment(Environment):
@@ -66,20 +137,16 @@ class ToolEnvironment(Environment):
         self.most_tokens = min(recipe.max_turns * recipe.max_new_tokens, recipe.max_length)
         if self.resets:
             self.rows = prompts.data_rows(range(len(prompts)))
-        self._data = data
-        self._reader = call_reader(tokenizer, data.chat_template)
-        self._turns = ToolTurns(data.chat_template, tokenizer, data.encoder.tools)
-        self._turns.check()
-        self.end = self._turns.end
-        self._host = open_host(recipe, is_stopping, data.encoder.tools)
+        self._tools = Tools(recipe, data.chat_template, tokenizer, data.encoder.tools, is_stopping)
+        self.end = self._tools.turns.end
         self._threads = ThreadPoolExecutor(NUM_THREADS)
-        self._played: dict[tuple[int, int, int], _Played] = {}
+        self._played: dict[tuple[int, int, int], Played] = {}
         self._called: list[tuple[Trajectory, Future[list[Result]]]] = []
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
         """See ``Environment``."""
         trajectory = super().start(key)
-        trajectory.counts = {TURNS: 0, CALLS: 0, FAILURES: 0}
+        trajectory.counts = {**NO_COUNTS}
         return trajectory
 
     def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
@@ -92,7 +159,7 @@ class ToolEnvironment(Environment):
                     if observation := future.result():
                         *before, last = self.prompts.prompt_messages(i)
                         messages = [*before, {**last, "content": last["content"] + observation}]
-                        trajectory.segments = [Segment(self._turns.prompt(messages), 0.0)]
+                        trajectory.segments = [Segment(self._tools.turns.prompt(messages), 0.0)]
                     if not self._has_room(len(trajectory.ids)):
                         raise ToolFailure("prompt and observation leave less than max_new_tokens of max_length")
                 except ToolFailure as error:
@@ -104,26 +171,11 @@ class ToolEnvironment(Environment):
         """See ``Environment``: start the calls of a turn; without any, its rewards."""
         played, before = self._of(trajectory), self.tokenizer.decode(trajectory.segments[-1].ids)
         append_turn(trajectory, completion)
-        trajectory.counts[TURNS] += 1
         text = text_of(self.tokenizer, completion.ids, completion.ended)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        played.messages.append(message)
-        calls: list[ToolCall] = []
-        error = ""
-        if completion.ended:
-            try:
-                calls = self._reader.read(before, text)
-            except MalformedCall as why:
-                error = f"malformed call: {why}"
-        if calls:
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls
-            ]
-        if len(calls) > 1 and not self._turns.takes_several:
-            calls, error = calls[:1], "several calls in a turn: write one"
+        calls, error = played.read(before, text, completion.ended)
         if calls or error:
             trajectory.outcome = ""
-            self._called.append((trajectory, self._threads.submit(self._results, trajectory, calls, error)))
+            self._called.append((trajectory, self._threads.submit(played.results, calls, error)))
         else:
             self._finish(trajectory, trajectory.outcome)
 
@@ -132,9 +184,7 @@ class ToolEnvironment(Environment):
         for number in progress(range(most + 1), "tools", most):
             for trajectory, future in self._called[number : number + 1]:
                 results = future.result()
-                of_tools = [{"role": "tool", "name": each.name, "content": each.content} for each in results]
-                self._of(trajectory).messages += of_tools
-                ids = self._turns.append(trajectory.segments[-1].ids, results)
+                ids = self._tools.turns.append(trajectory.segments[-1].ids, results)
                 if ids is None:  # it ended with a token after which no results can follow
                     self._finish(trajectory, "ended")
                 elif trajectory.counts[TURNS] == self.max_turns:
@@ -149,33 +199,19 @@ class ToolEnvironment(Environment):
         """See ``Environment``."""
         super().close()
         self._threads.shutdown(cancel_futures=True)
-        self._host.close()
+        self._tools.close()
 
     def _has_room(self, length: int) -> bool:
         """Whether a turn may follow. It may have ``max_new_tokens``: a row of a batch cannot end before the others."""
         return length + self.recipe.max_new_tokens <= self.recipe.max_length
 
-    def _of(self, trajectory: Trajectory) -> _Played:
+    def _of(self, trajectory: Trajectory) -> Played:
         key = trajectory.key
         if key not in self._played:
             seed = (self.recipe.seed, *key)
-            self._played[key] = _Played(self._host.open(seed, self.rows.get(key[1])))
+            self._played[key] = self._tools.open(seed, self.rows.get(key[1]))
+            self._played[key].counts = trajectory.counts
         return self._played[key]
-
-    def _results(self, trajectory: Trajectory, calls: Sequence[ToolCall], error: str) -> list[Result]:
-        """The results of a turn's calls, or ``error`` in their place. Runs in a thread, one for a trajectory."""
-        played, found = self._of(trajectory), []
-        for call in calls or [ToolCall("unknown", {})]:
-            try:
-                if error:
-                    raise ToolFailure(error)
-                content = played.session.call(*call)
-            except ToolFailure as failure:
-                trajectory.counts[FAILURES] += 1
-                content = f"error: {failure}"
-            found.append(Result(call.name, content, f"call{trajectory.counts[CALLS]:05}"))
-            trajectory.counts[CALLS] += 1
-        return found
 
     def _finish(self, trajectory: Trajectory, outcome: Outcome) -> None:
         """Set the outcome, and start to compute the rewards."""

@@ -150,8 +150,8 @@ class ToolTurns:
     def _following(self, results: Sequence[Result]) -> list[int]:
         """The end-of-turn token of a turn with calls, and the ids after it."""
         assert results, "the template writes something else after a turn without results"
-        turn = _turn([(each.name, {}, each.call_id) for each in results], self._with_reasoning)
-        messages = self._prepared([_QUESTION, turn, *map(_message, results)])
+        turn = turn_of([(each.name, {}, each.call_id) for each in results], self._with_reasoning)
+        messages = self._prepared([_QUESTION, turn, *map(message_of, results)])
         text, appended = self._divided("a call", Conversation(self._template, messages, self._tools), 1, len(messages))
         # A tokenizer splits a text at the end-of-turn token before anything else, so this is what the whole would give.
         return self._encode(self._stops.before(text, len(text)) + appended)
@@ -220,8 +220,8 @@ class ToolTurns:
         messages = [*opening, _QUESTION]
         for k in range(0, len(_CONTENTS), num_calls):
             calls = [(f"{_PROBE}{n % 2}", _ARGUMENTS[n % 3], f"call{n:05}") for n in range(k, k + num_calls)]
-            messages.append(_turn(calls, reasons))
-            messages += [_message(Result(each, _CONTENTS[k + n], i)) for n, (each, _, i) in enumerate(calls)]
+            messages.append(turn_of(calls, reasons))
+            messages += [message_of(Result(each, _CONTENTS[k + n], i)) for n, (each, _, i) in enumerate(calls)]
         return Conversation(self._template, self._prepared(messages), self._tools)
 
     def _encode(self, text: str) -> list[int]:
@@ -233,8 +233,8 @@ class ToolTurns:
         return [with_json_arguments(message) for message in taken] if self._as_text else taken
 
 
-def _turn(calls: Sequence[tuple[str, dict[str, Any], str]], reasons: bool) -> dict[str, Any]:
-    """A turn of the model with these calls: name, arguments, id."""
+def turn_of(calls: Sequence[tuple[str, dict[str, Any], str]], reasons: bool = False) -> dict[str, Any]:
+    """Return a turn of the model with these calls: name, arguments, id."""
     made = [
         {"type": "function", "function": {"name": name, "arguments": given}, "id": id_} for name, given, id_ in calls
     ]
@@ -242,7 +242,8 @@ def _turn(calls: Sequence[tuple[str, dict[str, Any], str]], reasons: bool) -> di
     return turn | ({"reasoning_content": "Think."} if reasons else {})
 
 
-def _message(result: Result) -> dict[str, Any]:
+def message_of(result: Result) -> dict[str, Any]:
+    """Return the message of a result."""
     return {"role": "tool", "content": result.content, "name": result.name, "tool_call_id": result.call_id}
 
 
