@@ -15,6 +15,8 @@ an adapter, or any model. The chat template and the stop tokens are those of the
   --plain            no chat template: your text is the prompt, as for a run on plain text
   --temperature T    sampling temperature, from 0.01 (default: greedy)
   --top_p P          nucleus sampling: keep the most probable tokens with this total probability
+  --tools FILE:F,G   functions that the model may call: results are shown, and given to it
+  --environment FILE:CLASS   the same with the methods of an object for each conversation
 
 Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: the
 run's), --seed, --chat_template and --method qlora (a base in 4 bits). If the base model was moved, replace RUN by
@@ -51,6 +53,9 @@ def run(argv: list[str]) -> int:
                 "--image", "not supported with --plain: only a chat template places images", fix="leave out --plain"
             )
         )
+    if recipe and recipe.has_tools and (own.image or own.plain):
+        found = "given with --plain or --image; only a chat template writes calls, and none of pictures"
+        problems.append(Problem("--tools", found, fix="leave out the others"))
     raise_if(problems)
     assert recipe is not None
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")

@@ -1,7 +1,8 @@
 """Conversations with a model: in the terminal, or one for each line of standard input.
 
 Promises: prompts have the tokens that an evaluation of the run gives the model; in the same precision a greedy answer
-is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs in one process.
+is the one that ``kit score`` generates. Results of tools are appended to turns as they were sampled; the
+chat template writes those before the next question. A damaged checkpoint is refused. Runs in one process.
 """
 
 import os
@@ -21,13 +22,16 @@ from kit.data.open import pad_id
 from kit.data.read.image_files import Image, inspect
 from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling, sampling_arguments
+from kit.rollouts.generation import text_of
+from kit.rollouts.tools.tool_processes import ToolFailure
+from kit.rollouts.tools.tool_turns import message_of, turn_of
 from kit.strategy.weights import generating
 from kit.system.console import say, show
 from kit.system.errors import UserError
 from kit.tools.opened import Opened, base_of, open_model, plan_one_process
 
 HELP = "/new starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer"
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image] = ()) -> list[int]:
@@ -37,13 +41,15 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image]
         pictures: of the messages, in which each is the character ``IMAGE``.
 
     Raises:
-        UserError: the template refuses the messages or leaves pictures out, or the model cannot read as many tokens.
+        UserError: the template refuses the messages or leaves pictures out.
     """
     tokenizer = model.policy.tokenizer
     if model.template is None:
         ids = tokenizer.backend_tokenizer.encode(messages[-1]["content"], add_special_tokens=False).ids
         bos = tokenizer.bos_token_id
         ids = ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+    elif model.tools:
+        ids = model.tools.turns.prompt(messages)
     else:
         text = model.template.render(messages, None, add_generation_prompt=True)
         if model.images:
@@ -57,22 +63,27 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image]
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
         raise UserError("the prompt", "empty", "some text")
-    if model.positions is not None and len(ids) >= model.positions:
-        found = f"the conversation has {len(ids)} tokens, more than max_position_embeddings {model.positions}"
-        raise UserError("the prompt", found, fix="/new starts a new one")
     return ids
 
 
-def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = ()) -> str:
-    """Show the answer to ``messages`` as it is generated, and return its text, without special tokens.
+def answer(model: Opened, ids: list[int], num_messages: int, pictures: Sequence[Image] = ()) -> tuple[list[int], str]:
+    """Show the answer to a prompt as it is generated. Returns its ids, and its text without special tokens.
 
-    ``pictures`` are those of ``prompt_ids``, with absolute paths.
+    Args:
+        ids: of ``prompt_ids``, as are ``pictures``, with absolute paths.
+        num_messages: before the answer.
+
+    Raises:
+        UserError: the model cannot read as many tokens.
     """
-    ids, recipe = prompt_ids(model, messages, pictures), model.recipe
+    recipe = model.recipe
+    if model.positions is not None and len(ids) >= model.positions:
+        found = f"the conversation has {len(ids)} tokens, more than max_position_embeddings {model.positions}"
+        raise UserError("the prompt", found, fix="/new starts a new one")
     streamer = _Streamer(model.policy.tokenizer)
     room = recipe.max_new_tokens if model.positions is None else model.positions - len(ids)
     # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
-    numbers = [(len(messages), len(ids))]
+    numbers = [(num_messages, len(ids))]
     policy = model.policy
     input_ids = torch.tensor([ids], device=policy.accelerator.device)
     seen = {}
@@ -85,7 +96,7 @@ def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = (
         without_cudnn_attention(),
         generating(policy.accelerator, policy.model) as generate,
     ):
-        generate(
+        output = generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             use_cache=True,
@@ -96,7 +107,8 @@ def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = (
             **sampling_arguments(Sampling(recipe.temperature, recipe.top_p), recipe.seed, numbers, len(ids)),
             **seen,
         )
-    return streamer.text
+    show("")
+    return output[0, len(ids) :].tolist(), streamer.text
 
 
 class _Streamer(TextStreamer):
@@ -109,6 +121,58 @@ class _Streamer(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         self.text += text
         show(text, end="")
+
+
+class Conversation:
+    """With one model, and with tools in a process of its own.
+
+    Attributes:
+        messages: of the questions that were answered, and before them.
+    """
+
+    def __init__(self, model: Opened, beginning: list[Message]) -> None:
+        """Show what the environment shows first. Raises ``UserError`` if it cannot start."""
+        self.model, self.messages, self._beginning, self._observation = model, beginning, beginning, ""
+        self._played = model.tools.open((model.recipe.seed,), {}) if model.tools else None
+        if self._played:
+            try:
+                self._observation = self._played.session.start()
+            except ToolFailure as failure:
+                raise UserError("--environment", f"reset failed: {failure}", "a reset that needs no row") from None
+            if self._observation:
+                show(self._observation)
+
+    def ask(self, question: str, pictures: Sequence[Image]) -> list[Message]:
+        """Show the answer, with tools in several turns. Returns all messages with it."""
+        model, played = self.model, self._played
+        if self.messages is self._beginning:
+            question = IMAGE * len(pictures) + question + self._observation
+        messages = [*self.messages, {"role": "user", "content": question}]
+        ids = prompt_ids(model, messages, pictures)
+        for _ in range(model.recipe.max_turns):
+            written, shown = answer(model, ids, len(messages), pictures)
+            if not (model.tools and played):
+                return [*messages, {"role": "assistant", "content": shown}]
+            ended, tokenizer = written[-1] in model.stops, model.policy.tokenizer
+            calls, error = played.read(tokenizer.decode(ids), text_of(tokenizer, written, ended), ended)
+            if not (calls or error):
+                return [*messages, {"role": "assistant", "content": shown}]
+            results = played.results(calls, error)
+            show("\n".join(f"{each.name} -> {each.content}" for each in results))
+            if not error:
+                made = [(*call, each.call_id) for call, each in zip(calls, results, strict=True)]
+                messages += [turn_of(made), *map(message_of, results)]
+            following = model.tools.turns.append(written, results)
+            if following is None:
+                return messages
+            ids = [*ids, *written, *following]
+        show(f"(max_turns {model.recipe.max_turns})")
+        return messages
+
+    def close(self) -> None:
+        """End the process."""
+        if self._played:
+            self._played.session.close()
 
 
 def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequence[str] = ()) -> None:
@@ -130,18 +194,22 @@ def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequenc
     in_terminal = sys.stdin.isatty()
     if in_terminal and tuned.template is None:
         say("plain text: your text is the prompt; --chat_template sets a chat template")
-    conversations = [beginning] * len(models)
+
+    def begin() -> list[Conversation]:
+        return [Conversation(model, beginning) for model in models]
+
+    conversations = begin() if in_terminal else []
     for question in _typed() if in_terminal else (line.rstrip("\n") for line in sys.stdin):
-        is_new = question.strip() == "/new"
-        if is_new or not in_terminal:
-            conversations = [beginning] * len(models)
-        if is_new or not question.strip():
+        if not question.strip():
             continue
-        is_first = len(conversations[0]) == len(beginning)
-        text = (IMAGE * len(pictures) if is_first else "") + question
-        asked = [[*conversation, {"role": "user", "content": text}] for conversation in conversations]
+        if (is_new := question.strip() == "/new") or not in_terminal:
+            for each in conversations:
+                each.close()
+            conversations = begin()
+        if is_new:
+            continue
         try:
-            answers = _ask(models, asked, pictures)
+            asked = _ask(conversations, question, pictures)
         except UserError as error:
             if not in_terminal:
                 raise
@@ -151,10 +219,10 @@ def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequenc
                 raise
             show("\n(ended)")
         else:
-            conversations = [
-                [*conversation, {"role": "assistant", "content": text}]
-                for conversation, text in zip(asked, answers, strict=True)
-            ]
+            for each, messages in zip(conversations, asked, strict=True):
+                each.messages = messages
+    for each in conversations:
+        each.close()
 
 
 def _typed() -> Iterator[str]:
@@ -177,12 +245,11 @@ def _inspected(file: str) -> Image:
         raise UserError(*(replace(problem, where="--image", fix="") for problem in error.problems)) from None
 
 
-def _ask(models: list[Opened], conversations: list[list[Message]], pictures: Sequence[Image]) -> list[str]:
-    """Print the answer of each model to its conversation as it is generated, and return them."""
-    answers = []
-    for name, model, conversation in zip(("tuned", "base"), models, conversations, strict=False):
-        if len(models) > 1:
+def _ask(conversations: list[Conversation], question: str, pictures: Sequence[Image]) -> list[list[Message]]:
+    """Print the answer in each conversation as it is generated. Returns what ``ask`` does."""
+    found = []
+    for name, conversation in zip(("tuned", "base"), conversations, strict=False):
+        if len(conversations) > 1:
             show(f"{name}: ", end="")
-        answers.append(answer(model, conversation, pictures))
-        show("")
-    return answers
+        found.append(conversation.ask(question, pictures))
+    return found

@@ -10,13 +10,14 @@ from typing import Any
 
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
-from kit.data.chat.template import Template, resolve_template
+from kit.data.chat.template import Jinja, Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.model.adapters.adapter import adapters_off
 from kit.model.build import build_meta_model, check_model, num_positions, open_config
 from kit.model.images import Images, open_images
 from kit.model.pretrained.heads import head_of
 from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.rollouts.tools.tool_environment import Tools
 from kit.run.model_source import CHECKPOINT, precision_of, run_of, to_open
 from kit.run.record import read_texts
 from kit.run.resume import verify_together
@@ -41,6 +42,7 @@ class Opened:
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
     recipe: Recipe
     images: Images | None = None  # None: it reads none, or none was asked for
+    tools: Tools | None = None
     aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 
 
@@ -82,7 +84,7 @@ def open_model(
             no images.
     """
     texts = read_texts(run_of(recipe.adapter_name_or_path or recipe.model_name_or_path))
-    is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template)
+    is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template or recipe.has_tools)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
         raise UserError("--base", "this is a full model, not an adapter: it has no base", "an adapter", "leave it out")
@@ -94,7 +96,10 @@ def open_model(
     raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)
     images = open_images(recipe, recipe, config, meta_model, tokenizer) if with_images else None
-    template = None if is_plain else _template_of(recipe, tokenizer, images.token if images else "")
+    source = None if is_plain else _template_of(recipe, tokenizer)
+    image_token = images.token if images else ""
+    template = Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0] if source else None
+    tools = Tools(recipe, source, tokenizer) if source and recipe.has_tools else None
     session = Session(recipe, topology)
     if checkpoint:
         faults = verify_together(session.accelerator, checkpoint)
@@ -106,7 +111,8 @@ def open_model(
     own = policy.accelerator.unwrap_model(policy.model).generation_config
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    return Opened(policy, template, sorted(ends), num_positions(config), recipe, images)
+    ends |= {tools.turns.end} if tools else set()
+    return Opened(policy, template, sorted(ends), num_positions(config), recipe, images, tools)
 
 
 def base_of(tuned: Opened) -> Opened:
@@ -114,10 +120,10 @@ def base_of(tuned: Opened) -> Opened:
     return replace(tuned, aside=lambda: adapters_off(tuned.policy.model))
 
 
-def _template_of(recipe: Recipe, tokenizer: Any, image_token: str) -> Template:
+def _template_of(recipe: Recipe, tokenizer: Any) -> Jinja:
     source = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
     if source is None:
         fix = "--plain, which sends your text as the prompt; or --chat_template NAME"
         found = f"{recipe.model_name_or_path} has none"
         raise UserError("chat_template", found, "a chat template", fix)
-    return Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0]
+    return source

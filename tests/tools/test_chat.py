@@ -2,10 +2,20 @@
 
 import shutil
 from ast import literal_eval
+from types import SimpleNamespace
 
+import data_helpers
 import pytest
-from data_helpers import chat, write
+from data_helpers import byte_level_tokenizer, write
 from helpers import matrix, typed
+
+from kit.data.chat.template import resolve_template
+from kit.data.chat.turns import Drafters
+from kit.rollouts.tools.tool_environment import Tools
+from kit.system.errors import UserError
+from kit.tools import chat
+from kit.tools.chat import Conversation
+from kit.tools.opened import Opened
 
 
 @pytest.mark.slow
@@ -13,7 +23,7 @@ from helpers import matrix, typed
 def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_path, method):
     questions = ["red green blue", "small cat", "seven birds"]
     held_out = tmp_path / "eval.jsonl"
-    write(held_out, *[chat(question, "eight") for question in questions])
+    write(held_out, *[data_helpers.chat(question, "eight") for question in questions])
     run = finetune.ok("run", method=method, max_steps=4)
     flags = {"eval_dataset": held_out, "predict_with_generate": "true", "max_new_tokens": 12}
     scored = finetune.score("scored", model_name_or_path=run.folder / "final", **flags)
@@ -72,3 +82,88 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
     for words, says in ((["--config", "ddp"], "--config single"), (["--base"], "--base: this is a full model")):
         status, _, said = talk("--plain", *words)
         assert status == 2 and says in said
+
+
+OWN = '''
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+
+class Counter:
+    def reset(self, **row):
+        self.calls = 0
+        return " Go!"
+
+    def count(self):
+        """Count."""
+        self.calls += 1
+        return self.calls
+
+class OfRows:
+    def reset(self, route, **row):
+        pass
+
+    def count(self):
+        """Count."""
+'''
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
+
+
+@pytest.fixture
+def talked(recipe, tmp_path, monkeypatch):
+    """A conversation in which the model writes what is given; and the prompts that it reads."""
+    (tmp_path / "own.py").write_text(OWN)
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    source = resolve_template(tokenizer, "chatml", None)
+    opened = []
+
+    def talk(turns, environment="Counter"):
+        own = f"{tmp_path}/own.py"
+        settings = recipe(objective="grpo", tools=f"{own}:add", environment=f"{own}:{environment}", max_turns=3)
+        tools = Tools(settings, source, tokenizer)
+        opened.append(tools)
+        template, _ = Drafters(source, tokenizer, "assistant").of(False, {})
+        policy = SimpleNamespace(tokenizer=tokenizer)
+        model = Opened(policy, template, [tools.turns.end], None, settings, tools=tools)
+        left, prompts = [*turns], []
+
+        def answer(model, ids, num_messages, pictures):
+            prompts.append(tokenizer.decode(ids))
+            text = left.pop(0)
+            print(text)
+            return [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id], text
+
+        monkeypatch.setattr(chat, "answer", answer)
+        return Conversation(model, []), prompts
+
+    yield talk
+    for each in opened:
+        each.close()
+
+
+def test_calls_are_made_and_shown_and_the_model_reads_their_results(talked, capsys):
+    conversation, prompts = talked([COUNT, ADD + "\n" + COUNT, "Two.", ADD[:-20], "Three.", COUNT, COUNT, COUNT])
+    assert capsys.readouterr().out == " Go!\n"
+    conversation.messages = conversation.ask("Count", ())
+    shown = capsys.readouterr().out
+    assert shown == f"{COUNT}\ncount -> 1\n{ADD}\n{COUNT}\nadd -> 3\ncount -> 2\nTwo.\n"
+    assert prompts[0].endswith("<|im_start|>user\nCount Go!<|im_end|>\n<|im_start|>assistant\n")
+    replied = "<|im_end|>\n<|im_start|>user\n<tool_response>\n{}\n</tool_response>"
+    assert prompts[1].startswith(prompts[0] + COUNT + replied.format(1)) and prompts[2].startswith(prompts[1] + ADD)
+    conversation.messages = conversation.ask("More", ())
+    assert "unknown -> error: malformed call" in capsys.readouterr().out
+    assert prompts[3] == prompts[2] + "Two.<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
+    conversation.ask("On", ())  # in the same environment; what was malformed is not written again
+    assert "More<|im_end|>\n<|im_start|>assistant\nThree.<|im_end|>" in prompts[5] and len(prompts) == 8
+    assert capsys.readouterr().out.endswith("count -> 5\n(max_turns 3)\n")
+
+
+def test_an_environment_that_needs_a_row_is_refused(talked):
+    with pytest.raises(UserError, match=r"--environment: reset failed: .*'route'"):
+        talked([], "OfRows")
