@@ -44,7 +44,8 @@ class Workload:
     activation_offload: bool = False  # of the inputs of checkpointed layers, to host memory
     tiled_mlp: bool = False  # MLP of checkpointed layers in sequence chunks (ALST)
     generated_rows: int = 0  # generation batch size of rollouts
-    new_tokens: int = 0  # of a completion at most
+    new_tokens: int = 0  # of a completion at most, with tools of each turn
+    turns: int = 1  # of a completion at most
     rollout_steps: int = 1  # updates per rollout (num_iterations)
     keeps_initial_weights: bool = False  # initial weights in host memory, as the reference model
     objective: ObjectiveName = PLAIN
@@ -120,6 +121,7 @@ class Workload:
             generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
             publishes=bool(recipe.vllm_server_base_url) and recipe.method == "full",
             new_tokens=recipe.max_new_tokens,
+            turns=recipe.max_turns if recipe.has_tools else 1,
             rollout_steps=recipe.num_iterations,
             keeps_initial_weights=recipe.keeps_initial_weights,
             objective=recipe.objective,

@@ -166,7 +166,8 @@ def time_lines(
         seconds = writing_seconds(own, option.gpu)
         hours = [num_steps * each / 3600 for each in seconds]
         rollouts = f"rollouts: at least {_range(seconds)} s per step in addition, {_range(hours, 3)} hours"
-        lines.append(f"{rollouts}, if every completion has max_new_tokens")
+        most = "max_turns of max_new_tokens, or max_length" if own.turns > 1 else "max_new_tokens"
+        lines.append(f"{rollouts}, if every completion has {most}")
     return lines
 
 

@@ -112,7 +112,7 @@ def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
     launches = shape.num_layers * LAUNCHES[workload.method][0][0]
     calls = math.ceil(workload.rows * workload.micro_batches / workload.generated_rows)
     fast, slow = (max(read / gpu.bandwidth / MEMORY_SHARE, launches * each) for each in LAUNCH_SECONDS)
-    num_tokens = calls * workload.new_tokens / workload.rollout_steps
+    num_tokens = calls * min(workload.turns * workload.new_tokens, workload.length) / workload.rollout_steps
     return num_tokens * fast, num_tokens * slow
 
 

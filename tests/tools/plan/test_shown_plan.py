@@ -97,10 +97,16 @@ def test_hours_and_cost_are_those_of_the_steps_and_of_the_data():
     data, _, whole = time_lines(option, None, lengths=LENGTHS)
     assert "supervised: 30.0% of" in data and whole.startswith("50 steps: ") and "if every row" not in whole
     rolls_out = ("--recipe", "llama-8b-lora", "--objective", "grpo")
+    of_tools = ("--tools", "own.py:add", "--max_new_tokens", "256", "--max_turns")
     beside = [
-        time_lines(planned(*rolls_out, *flags, gpu="h100")[2], 200)[-1] for flags in ((), ("--max_new_tokens", "256"))
+        time_lines(planned(*rolls_out, *flags, gpu="h100")[2], 200)[-1]
+        for flags in ((), ("--max_new_tokens", "256"), (*of_tools, "2"), (*of_tools, "99"))
     ]
     seconds = [float(re.search("at least ([0-9.]+) to", line)[1]) for line in beside]
-    assert seconds == pytest.approx([5.5, 2.75], rel=0.05), "64 answers at once, 2,144 kernels a token"
+    assert seconds[:3] == pytest.approx([5.5, 2.75, 5.5], rel=0.05), "64 answers at once, 2,144 kernels a token"
+    assert seconds[3] == pytest.approx(2.75 * 1024 / 256, rel=0.05)  # at max_length
+    assert beside[1].endswith(" has max_new_tokens") and beside[2].endswith(
+        " max_turns of max_new_tokens, or max_length"
+    )
     unknown = try_out(option.workload, replace(GPUS["h100"], tflops=None))
     assert "time: unknown for" in time_lines(unknown, 500)[0]
