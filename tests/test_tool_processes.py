@@ -1,12 +1,14 @@
 """Tools and environments of the user, however they fail, give a result or a message, and leave nothing behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from helpers import ROOT
@@ -58,6 +60,8 @@ def fail(how: str):
         raise ValueError("no such thing\\nnor another")
     if how == "opens":
         open(os.path.join(os.getcwd(), "none.txt"))
+    if how == "waits":
+        time.sleep(1)
     if how == "leaves":
         sys.exit("away")
     if how == "interrupts":
@@ -245,6 +249,18 @@ def test_a_call_that_fails_is_a_message_and_the_next_one_works(functions, how, f
     with closing(functions.open([0], None)) as session:
         assert why(session.call, "fail", {"how": how}).startswith(found)
         assert session.call("add", {"a": 1}) == '[1, 1.0, "m", null, false]'
+
+
+def test_a_call_that_the_user_interrupts_answers_no_later_one(functions, counters):
+    with closing(functions.open([0], None)) as session, closing(counters.open([0], {"id": 4})) as other:
+        other.start()
+        assert functions.schemas() and counters.schemas()
+        for name, ask in (("fail", session.call), ("increment", other.call)):
+            Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                ask(name, {"how": "waits"} if name == "fail" else {"step": -1})
+        assert session.call("add", {"a": 1}) == '[1, 1.0, "m", null, false]'
+        assert why(other.call, "increment", {"step": 1}) == "the environment ended: interrupted"
 
 
 def test_what_a_tool_started_ends_with_its_session(functions, folder):

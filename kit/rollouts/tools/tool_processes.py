@@ -196,6 +196,10 @@ class ToolSession:
             why = f"{what} ended its process"
         except ToolFailure as failure:
             raise ToolFailure(f"{what}: {failure}") from None
+        except KeyboardInterrupt:  # in a chat: what still comes is no answer to the next question
+            self._end()
+            self._lost = "the environment ended: interrupted" * self._host.has_environment
+            raise
         self._end()
         if self._host.has_environment:
             self._lost = self._lost or f"the environment ended: {why}"
