@@ -54,8 +54,8 @@ def run(argv: list[str]) -> int:
             )
         )
     if recipe and recipe.has_tools and (own.image or own.plain):
-        found = "given with --plain or --image; only a chat template writes calls, and none of pictures"
-        problems.append(Problem("--tools", found, fix="leave out the others"))
+        found = "not supported with --plain or --image: a chat template writes calls, and yet none about images"
+        problems.append(Problem("--tools", found, fix="leave out --plain and --image"))
     raise_if(problems)
     assert recipe is not None
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")
