@@ -17,6 +17,7 @@ from kit.evaluate import evaluate
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.rollouts.generation import CACHE
 from kit.run.generation_warnings import missing_prompts
 from kit.scoring.own_metric import MetricError
 from kit.tasks.objectives import build_objective
@@ -80,8 +81,12 @@ class _Knowing(nn.Module):
     def forward(self, targets, **inputs):
         return torch.tensor(1.0)
 
-    def generate(self, input_ids, attention_mask, max_new_tokens, pad_token_id, eos_token_id, do_sample, **options):
+    def generate(
+        self, input_ids, attention_mask, max_new_tokens, pad_token_id, do_sample, eos_token_id=None, **options
+    ):
         assert not do_sample and not torch.backends.cuda.cudnn_sdp_enabled()
+        if eos_token_id is None:  # of the prompts alone: it has no keys and values
+            return {CACHE: None}
         self.stops.update(eos_token_id)
         rows = []
         for ids, mask in zip(input_ids, attention_mask, strict=True):
@@ -90,7 +95,7 @@ class _Knowing(nn.Module):
             rows.append([*answer, eos_token_id[0]] if self.ends else [*answer, *[5] * max_new_tokens])
         width = min(max_new_tokens, max(map(len, rows)))
         rows = [(row + [pad_token_id] * width)[:width] for row in rows]
-        return torch.cat([input_ids, torch.tensor(rows)], dim=1)
+        return SimpleNamespace(sequences=torch.cat([input_ids, torch.tensor(rows)], dim=1))
 
 
 @pytest.fixture
