@@ -1,16 +1,24 @@
 """Conversations with tools: what follows each kind of turn, what is learned, and what rewards are given."""
 
+import time
+from contextlib import closing
+
 import pytest
 from data_helpers import byte_level_tokenizer, open_recipe_data, template_of, write
 
 from kit.data.feed.data_ranks import Ranks
 from kit.rollouts.generation import Completion
 from kit.rollouts.play import play
+from kit.rollouts.rollout_metrics import by_reward, lengths
 from kit.rollouts.tools.tool_environment import ToolEnvironment, open_host
 from kit.system.console import progress
 
 OWN = '''
-import random
+import random, time
+
+def wait():
+    """Wait."""
+    time.sleep(60)
 
 def add(a: int, b: int) -> int:
     """Add.
@@ -43,6 +51,7 @@ def judge(expected, answer, row, completion, environment):
     return float(f"{len(roles)}.{len(calls)}") + 100 * (expected == answer)
 '''
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+FAILS = "fails"
 ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
 
 
@@ -58,6 +67,8 @@ class Scripted:
             self.keys.append(request.key)
             (_, sample, k), turn = request.key[:3], (*request.key[3:], 0)[0]
             text = self._scripts[sample][k][turn]
+            if text == FAILS:
+                raise RuntimeError("the sampler fails")
             ids = self._tokenizer(text, add_special_tokens=False).input_ids
             ended = not text.endswith("...")
             yield (
@@ -93,11 +104,10 @@ def played(recipe, tmp_path):
         host = open_host(settings)
         data = open_recipe_data(settings, tokenizer, tools=host.schemas())
         host.close()
-        tools = ToolEnvironment(settings, data, data.train, tokenizer)
-        started = [tools.start((0, i, k)) for i, of_sample in enumerate(scripts) for k in range(len(of_sample))]
         sampler = Scripted(tokenizer, scripts)
-        found = play(tools, sampler, started, settings.max_new_tokens, lambda i: (), Ranks(), progress)
-        tools.close()
+        with closing(ToolEnvironment(settings, data, data.train, tokenizer)) as tools:
+            started = [tools.start((0, i, k)) for i, of_sample in enumerate(scripts) for k in range(len(of_sample))]
+            found = play(tools, sampler, started, settings.max_new_tokens, lambda i: (), Ranks(), progress)
         for each in found:
             each.text = [(tokenizer.decode(ids), weight) for ids, weight in each.segments]
             assert len(each.logps.get("engine_logps", ())) == each.num_written
@@ -165,6 +175,26 @@ def test_an_environment_that_cannot_start_leaves_its_row_out_with_the_reason(pla
     assert found[1].reward != found[1].reward
     assert found[1].rewards == [f"reset: environment: ValueError: no dogs (row {tools.prompts.origin(1)})"] * 2
     tools.say_failures(found)
+    assert lengths(found) == lengths(found[:1])  # it was not cut off
+    assert by_reward(found, tools.keys)["rewards/environment/failed"] == 1
+
+
+def test_more_trajectories_than_are_played_at_once_are_played_after_each_other(played, monkeypatch):
+    turns = [[COUNT, "3"], [ADD, "3"], ["3"]]
+    at_once, *_ = played([turns])
+    monkeypatch.setattr(ToolEnvironment, "most_played", 2)
+    found, sampler, _ = played([turns])
+    assert sampler.keys == [(0, 0, 0), (0, 0, 1), (0, 0, 0, 1), (0, 0, 1, 1), (0, 0, 2)]
+    assert [each.state() for each in found] == [each.state() for each in at_once]
+
+
+def test_an_environment_that_is_closed_waits_for_no_call(played, tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match="the sampler fails"):
+        played(
+            [[[CALL.format("wait", "{}")], [FAILS]]], tools=[f"{tmp_path}/own.py:wait"], tool_timeout=60, max_turns=1
+        )
+    assert time.monotonic() - begun < 30
 
 
 def test_a_template_with_one_call_in_a_turn_refuses_several(played):

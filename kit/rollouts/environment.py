@@ -1,5 +1,6 @@
 """Environments: the prompts, what follows a turn of the policy, and the rewards."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -31,10 +32,12 @@ class Environment:
         max_turns: of a trajectory.
         most_tokens: that the policy may write in a trajectory.
         resets: whether trajectories begin with ``reset``.
+        most_played: trajectories of a rank at the same time.
     """
 
     max_turns = 1
     resets = False
+    most_played = sys.maxsize
 
     def __init__(self, recipe: "Recipe", prompts: Samples, tokenizer: Any, is_stopping: Callable[[], bool]) -> None:
         """

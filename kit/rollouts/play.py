@@ -39,13 +39,31 @@ def play(
     """
     found = list(trajectories)
     places = [place for place, each in enumerate(found) if not each.outcome]
-    owners = {place: number % ranks.count for number, place in enumerate(places)}
-    mine = [place for place, owner in owners.items() if owner == ranks.index]
-    most = -(-len(places) // ranks.count)
+    size = environment.most_played * ranks.count
+    for first in range(0, len(places), size):
+        some = places[first : first + size]
+        played = _play([found[place] for place in some], environment, sampler, max_new_tokens, images, ranks, progress)
+        for place, each in zip(some, played, strict=True):
+            found[place] = each
+    return found
+
+
+def _play(
+    found: list[Trajectory],
+    environment: Environment,
+    sampler: Sampler,
+    max_new_tokens: int,
+    images: Callable[[int], Sequence[Any]],
+    ranks: Ranks,
+    progress: Progress,
+) -> list[Trajectory]:
+    """Play trajectories at the same time."""
+    mine = range(ranks.index, len(found), ranks.count)
+    most = -(-len(found) // ranks.count)
 
     def share() -> None:
         for place, trajectory in gather_object([(place, found[place]) for place in mine]):
-            if owners[place] != ranks.index:  # the environment fills in its own
+            if place not in mine:  # the environment fills in its own
                 found[place] = trajectory
 
     if environment.resets:
@@ -53,7 +71,7 @@ def play(
     for turn in range(environment.max_turns):
         if turn or environment.resets:
             share()
-        going = [place for place in places if not found[place].outcome]
+        going = [place for place, each in enumerate(found) if not each.outcome]
         if not going:
             break
         requests = [
@@ -62,7 +80,7 @@ def play(
                 (*each.key, turn) if turn else each.key,
                 max_new_tokens,
                 images(each.sample),
-                owners[place],
+                place % ranks.count,
             )
             for place in going
             for each in [found[place]]

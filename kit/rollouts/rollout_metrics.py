@@ -24,6 +24,7 @@ NUM_SHOWN = 3  # prompts of a rollout
 
 def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the metrics of the completions' lengths, and the means of ``counts``; empty without completions."""
+    trajectories = [each for each in trajectories if each.outcome != "failed"]
     if not trajectories:
         return {}
     found: dict[str, list[float]] = {
@@ -50,7 +51,13 @@ def measured(
         "reward": float(np.nanmean(rewards)),
         "reward_std": float(np.mean(spreads)),
         "frac_reward_zero_std": num_without_variance / len(groups),
-    } | lengths(trajectories)
+    }
+    return metrics | lengths(trajectories) | by_reward(trajectories, keys)
+
+
+def by_reward(trajectories: Sequence[Trajectory], keys: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each reward if there are several, and how often one failed."""
+    metrics: dict[str, float] = {}
     for k, key in enumerate(keys):
         values = [each.rewards[k] for each in trajectories]
         numbers = [value for value in values if isinstance(value, float)]

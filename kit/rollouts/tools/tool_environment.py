@@ -119,6 +119,8 @@ class ToolEnvironment(Environment):
         end: the id of the token that ends a turn with a call.
     """
 
+    most_played = 256  # each has two processes with 4 MB, and a file descriptor of the run, which may have 1,024
+
     def __init__(
         self,
         recipe: "Recipe",
@@ -198,8 +200,8 @@ class ToolEnvironment(Environment):
     def close(self) -> None:
         """See ``Environment``."""
         super().close()
+        self._tools.close()  # so that no thread waits for a call
         self._threads.shutdown(cancel_futures=True)
-        self._tools.close()
 
     def _has_room(self, length: int) -> bool:
         """Whether a turn may follow. It may have ``max_new_tokens``: a row of a batch cannot end before the others."""
