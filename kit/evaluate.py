@@ -4,7 +4,7 @@ Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling
 from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
 from kit.rollouts.play import play
-from kit.rollouts.rollout_metrics import conversation, lengths
+from kit.rollouts.rollout_metrics import by_reward, conversation, lengths
 from kit.rollouts.sampler import OwnModel
 from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, call_reader
 from kit.rollouts.tools.tool_environment import ToolEnvironment
@@ -51,6 +51,7 @@ def evaluate(
     data: Data,
     recipe: Recipe,
     progress: Progress = progress,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` metrics of generated answers. Called by all ranks.
 
@@ -61,6 +62,7 @@ def evaluate(
         data: with evaluation data.
         progress: wraps each loop over batches. It may raise an exception to end the evaluation, if it does so on all
             ranks at the same batch.
+        is_stopping: whether this process was asked to stop, and so does not wait for tools.
 
     Raises:
         MetricError: on all ranks, if a metric of the user fails.
@@ -94,11 +96,9 @@ def evaluate(
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         compare = call_reader(tokenizer, tokenizer.chat_template).equal if TOOL_CALLS in recipe.metrics else None
         of_answers = [Metric(name, compare) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
-        played = _play(policy, data, samples, stops, recipe, progress) if recipe.has_tools else None
-        if played:
-            of_played = lengths(played)
-            if recipe.rewards:
-                of_played["reward"] = float(np.nanmean([each.reward for each in played]))
+        played = None
+        if recipe.has_tools:
+            played, of_played = _play(policy, data, samples, stops, recipe, progress, is_stopping)
             metrics |= {f"eval_{name}": value for name, value in of_played.items()}
         answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress, played)
         intervals = {}
@@ -151,10 +151,16 @@ def _check_calls(reader: CallReader, samples: Samples, tokenizer: Any, train_on:
 
 
 def _play(
-    policy: Policy, data: Data, samples: Samples, stops: set[int], recipe: Recipe, progress: Progress
-) -> list[Trajectory]:
-    """Play every prompt with the tools, ``num_return_sequences`` times."""
-    with closing(ToolEnvironment(recipe, data, samples, policy.tokenizer)) as environment:
+    policy: Policy,
+    data: Data,
+    samples: Samples,
+    stops: set[int],
+    recipe: Recipe,
+    progress: Progress,
+    is_stopping: Callable[[], bool],
+) -> tuple[list[Trajectory], dict[str, float]]:
+    """Play every prompt with the tools, ``num_return_sequences`` times. Returns the trajectories, and their metrics."""
+    with closing(ToolEnvironment(recipe, data, samples, policy.tokenizer, is_stopping)) as environment:
         stops = stops | {environment.end}
         sampling = Sampling(recipe.temperature, recipe.top_p)
         sampler = OwnModel(policy, recipe, sampling, stops, pad_id(policy.tokenizer), None, progress)
@@ -165,7 +171,10 @@ def _play(
             environment, sampler, started, recipe.max_new_tokens, samples.images_with_origin, policy.processes, progress
         )
         environment.say_failures(played)
-    return played
+        metrics = lengths(played) | by_reward(played, environment.keys)
+    if recipe.rewards:
+        metrics["reward"] = float(np.nanmean([each.reward for each in played]))
+    return played, metrics
 
 
 def _answers(

@@ -69,7 +69,7 @@ def main() -> None:
         if run.evaluation_is_due(step):  # eval_on_start, eval_steps, the last step; not once a stop is agreed
             run.enter(phases.EVALUATING, step)
             with run.stop.catching():  # a signal, or a failed metric, ends it on all ranks
-                run.end_evaluation(evaluate(policy, objective, data, recipe, run.progress))
+                run.end_evaluation(evaluate(policy, objective, data, recipe, run.progress, lambda: run.stop.is_made))
         if run.save_is_due(step):  # save_steps, an epoch, a new best, the end of the loop
             run.save(policy, feed)
         if run.is_over(step):  # the last step, early stopping, an agreed stop

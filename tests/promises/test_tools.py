@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from functools import partial
 from random import Random
 
@@ -26,13 +27,14 @@ TURNS = (
     "red green",
 )
 TOOLS = '''
-import os, random, signal
+import os, random, signal, time
 
 def note(kind):
     file = os.open("{folder}/" + kind, os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # processes write at once
     os.write(file, b"x")
     if os.lseek(file, 0, os.SEEK_CUR) == {stop_at}.get(kind):
         os.kill(int(open("{folder}/pid").read()), {sent})
+        time.sleep(60)
 
 def add(a: int, b: int) -> int:
     """Add.
@@ -176,6 +178,14 @@ def test_conversations_and_losses_are_those_of_one_process(trained, config, flag
         assert row["tools/calls"] == other["tools/calls"] > 0
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
+
+
+def test_a_signal_in_an_evaluation_waits_for_no_tool(trained, chat_file):
+    evaluated = {"eval_dataset": chat_file, "max_eval_samples": 10, "predict_with_generate": True}
+    begun = time.monotonic()
+    run = trained("run", stop_at={"tool": 1}, sent=signal.SIGTERM, eval_on_start=True, **evaluated)
+    assert run.status == 75 and "stopped by a signal before the first step" in run.output, run.output
+    assert time.monotonic() - begun < 45
 
 
 def test_an_evaluation_plays_the_conversations(trained, chat_file, finetune, model_folder, tmp_path):
