@@ -4,6 +4,8 @@ from kit.config.conflicts import RULES, describe_unused, find_conflicts
 from kit.config.recipe import Recipe
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
+PLAYED = {"objective": "grpo", "rewards": "number", "tools": "t.py:f", "eval_dataset": "e", "keep_best": True}
+PLAYED |= {"eval_steps": 1, "save_steps": 1, "predict_with_generate": True}
 
 
 def test_settings_that_contradict_each_other_are_named():
@@ -32,6 +34,8 @@ def test_settings_that_contradict_each_other_are_named():
         ({"eval_dataset": "[{path: a, weight: 1}]"}, {"eval_dataset"}),
         ({"metrics": "m.py:loss", "predict_with_generate": True, "eval_dataset": "e"}, {"metrics"}),
         ({"metric_for_best_model": "eval_number", "eval_dataset": "e"}, {"metric_for_best_model"}),
+        (PLAYED | {"metric_for_best_model": "eval_reward"}, set()),
+        (PLAYED | {"metric_for_best_model": "eval_reward", "tools": []}, {"metric_for_best_model"}),
         ({"num_return_sequences": 3}, {"num_return_sequences"}),
         ({"embedding_learning_rate": 1e-5}, {"embedding_learning_rate"}),
         *(
