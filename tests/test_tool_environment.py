@@ -11,6 +11,7 @@ from kit.rollouts.generation import Completion
 from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import by_reward, lengths
 from kit.rollouts.tools.tool_environment import ToolEnvironment, open_host
+from kit.scoring.own_metric import MetricError
 from kit.system.console import progress
 
 OWN = '''
@@ -177,6 +178,14 @@ def test_an_environment_that_cannot_start_leaves_its_row_out_with_the_reason(pla
     tools.say_failures(found)
     assert lengths(found) == lengths(found[:1])  # it was not cut off
     assert by_reward(found, tools.keys)["rewards/environment/failed"] == 1
+
+
+def test_an_environment_that_cannot_start_is_said_without_rewards(played, capsys):
+    found, _, tools = played([[["3"]], [["3"]]], texts=("cat", "dog"), rewards=[])
+    tools.say_failures(found)
+    assert "ValueError: no dogs" in capsys.readouterr().out
+    with pytest.raises(MetricError, match="no dogs"):
+        tools.say_failures(found[1:])
 
 
 def test_more_trajectories_than_are_played_at_once_are_played_after_each_other(played, monkeypatch):

@@ -101,7 +101,7 @@ class Environment:
         failed = [
             (key, why)
             for trajectory in trajectories
-            for key, why in zip(self.keys, trajectory.rewards, strict=True)
+            for key, why in zip(self.keys or ["environment"], trajectory.rewards, strict=False)
             if isinstance(why, str)
         ]
         new = {key: why for key, why in reversed(failed) if key not in self._failures}

@@ -166,7 +166,8 @@ class ToolEnvironment(Environment):
                         raise ToolFailure("prompt and observation leave less than max_new_tokens of max_length")
                 except ToolFailure as error:
                     trajectory.outcome = "failed"
-                    trajectory.rewards = [f"reset: {error} (row {self.prompts.origin(i)})"] * len(self.keys)
+                    why = f"reset: {error} (row {self.prompts.origin(i)})"
+                    trajectory.rewards = [why] * max(1, len(self.keys))  # said also where there are no rewards
                     self._played.pop(trajectory.key).session.close()
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
