@@ -7,12 +7,14 @@ import pytest
 from data_helpers import byte_level_tokenizer, open_recipe_data, template_of, write
 
 from kit.data.feed.data_ranks import Ranks
+from kit.preflight.tool_checks import try_environment
 from kit.rollouts.generation import Completion
 from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import by_reward, lengths
 from kit.rollouts.tools.tool_environment import ToolEnvironment, open_host
 from kit.scoring.own_metric import MetricError
 from kit.system.console import progress
+from kit.system.errors import UserError
 
 OWN = '''
 import random, time
@@ -115,6 +117,19 @@ def played(recipe, tmp_path):
         return found, sampler, tools
 
     return run
+
+
+def test_an_environment_that_cannot_start_is_refused_with_what_it_is_given(recipe, tmp_path):
+    write(tmp_path / "own.jsonl", {"prompt": "Hi", "completion": "3"})
+    (tmp_path / "own.py").write_text(OWN)
+    settings = recipe(
+        objective="grpo", dataset=f"{tmp_path}/own.jsonl", environment=f"{tmp_path}/own.py:Counter", global_batch_size=8
+    )
+    tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
+    data = open_recipe_data(settings, tokenizer)
+    with pytest.raises(UserError, match="missing 1 required positional argument: 'text'") as raised:
+        try_environment(settings, data.train, tokenizer)
+    assert "the row's columns by name" in str(raised.value)
 
 
 def replied(*results):

@@ -45,7 +45,8 @@ def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
         try:
             session.start()
         except ToolFailure as failure:
-            raise UserError("--environment", f"reset failed on {attempt.origin}: {failure}") from None
+            fix = "correct the class: it is made without arguments, and reset is given the row's columns by name"
+            raise UserError("--environment", f"reset failed on {attempt.origin}: {failure}", fix=fix) from None
         for name in recipe.rewards:
             found = session.reward(name, recipe.reward_timeout, attempt)
             if isinstance(found, str):
