@@ -57,6 +57,7 @@ class OwnModel:
         accelerator, model, ranks = self.prepared.accelerator, self.prepared.model, self.prepared.processes
         recipe = self.recipe
         mine = [place for place, request in enumerate(requests) if request.owner == ranks.index]
+        mine.sort(key=lambda place: len(requests[place].ids))  # a call has little padding
         size = recipe.eval_batch_size
         most = max(Counter(request.owner for request in requests).values(), default=0)
         num_calls = -(-most // size)
