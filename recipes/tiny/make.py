@@ -339,7 +339,10 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     """Save the adapter without the card that peft writes, which would say nothing."""
     model.save_pretrained(folder)
     (folder / "README.md").unlink()
-    path = folder / "adapter_config.json"
+    clean_config(folder / "adapter_config.json")
+
+
+def clean_config(path: Path) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     # peft writes a set, in another order each time, and the path of this machine.
     values |= {"target_modules": sorted(values["target_modules"]), "base_model_name_or_path": "recipes/tiny/model"}
