@@ -17,7 +17,7 @@ from kit.model.pretrained.classes import auto_class
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
-EMBEDDED = {"tiny", "tiny-dpo", "tiny-grpo", "tiny-vision"}  # their models and data are in recipes/tiny*/
+EMBEDDED = {"tiny", "tiny-dpo", "tiny-grpo", "tiny-tools", "tiny-vision"}  # their models and data are in recipes/tiny*/
 SIZES = [name for name in NAMES if name not in EMBEDDED]
 SHAPES = sorted(RECIPES / "shapes" / path.stem for path in RECIPES.glob("*.yaml") if path.stem not in EMBEDDED)
 PUBLISHED = {  # the sizes of the public weights
@@ -43,9 +43,11 @@ def test_the_header_of_a_recipe_names_a_command_that_runs_it():
         words = re.search(r"^# Launch: +accelerate launch recipes/finetune\.py(.*)$", text, re.M)[1].split()
         request = read_command_line(words)
         assert request.problems == [], name
-        assert request.recipe == read_recipe(["--recipe", name]) and request.recipe_name in (
+        code = words[words.index("--tools") :] if "--tools" in words else []  # no recipe names it
+        assert request.recipe == read_recipe(["--recipe", name, *code]) and request.recipe_name in (
             name,
             f"{name}-{request.recipe.method}",
+            f"{name}-{request.recipe.objective}",
         ), name
         assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file(), name
         assert len(text.splitlines()) <= 75, name
