@@ -364,16 +364,19 @@ def test_nothing_outlives_a_run_that_is_killed(folder):
         (["own.py:none"], None, [], "own.py:none: own.py has no function 'none'"),
         (["bad.py:no_hint"], None, [], "bad.py:1: no_hint: Argument a is missing a type hint in function no_hint"),
         (["bad.py:no_text"], None, [], "bad.py:4: no_text: Cannot generate JSON schema for no_text because it has no"),
+        (["bad.py:star"], None, [], "bad.py:8: star: * and ** have no JSON schema"),
         (["own.py:draw", "own.py:draw"], None, [], "draw is twice"),
         ([], "bad.py:NoReset", [], "bad.py:NoReset: no method reset"),
         ([], "bad.py:NoTool", ["environment"], "bad.py:NoTool: no method get_reward"),
         ([], "bad.py:NoTool", [], "bad.py:NoTool: no public method"),
-        (["ends.py:f"], None, [], "the user's code hung or ended its process"),
+        (["ends.py:f"], None, [], "it hung, or ended its process"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_the_run(folder, tools, environment, rewards, found):
     lines = ["def no_hint(a):", '    """Do."""', "", "def no_text(a: int): ...", "class NoReset: ..."]
-    (folder / "bad.py").write_text("\n".join([*lines, "class NoTool:", "    def reset(self): ..."]))
+    (folder / "bad.py").write_text(
+        "\n".join([*lines, "class NoTool:", "    def reset(self): ...", "def star(*a): ..."])
+    )
     (folder / "ends.py").write_text("import os; os._exit(0)")
     with closing(ToolHost(tools, environment, rewards, 1.0)) as host, pytest.raises(UserError) as caught:
         host.schemas()

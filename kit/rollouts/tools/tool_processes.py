@@ -62,6 +62,7 @@ class ToolHost:
             schemas: what ``schemas`` returns, if that is known: a process takes seconds to make them.
         """
         self._names = (tuple(tools), environment, tuple(rewards))
+        self._code = [*tools, *([environment] if environment else []), *filter(is_own, rewards)]
         self.has_environment, self.timeout = environment is not None, timeout
         self._is_closed = False
         self._is_stopping = lambda: self._is_closed or is_stopping()
@@ -84,8 +85,9 @@ class ToolHost:
                 except (OSError, EOFError, ValueError, ToolFailure) as error:
                     if self._is_stopping():
                         raise ToolFailure("the run stops") from None
-                    found = f"the user's code hung or ended its process ({type(error).__name__}: {error})"
-                    raise UserError("--tools", found, "files that can be imported") from None
+                    files = ", ".join({each.rpartition(":")[0] for each in self._code})
+                    why = str(error) or "it hung, or ended its process"
+                    raise UserError("--tools", f"{files}: {why}", fix="`python FILE` shows the whole error") from None
         return self._schemas
 
     def open(self, seed: Sequence[int], row: Mapping[str, Any] | None) -> "ToolSession":
@@ -251,6 +253,9 @@ class _Session:
         found, problems = [], Problems()
         for path, name, function in self._tools:
             try:
+                kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+                if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+                    raise TypeError("* and ** have no JSON schema")
                 found.append(get_json_schema(function))
                 found[-1]["function"]["name"] = name
             except Exception as error:  # whatever a type hint raises
