@@ -41,6 +41,8 @@ def main() -> None:
         sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, POSITIONAL, trains=False
     )
     recipe, topology = launch.resolve(request, trains=False)
+    if recipe.has_tools:
+        recipe = recipe.model_copy(update={"predict_with_generate": True})
     if recipe.eval_dataset is None:
         raise UserError("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE")
 

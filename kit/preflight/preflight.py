@@ -200,7 +200,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         tools=tool_schemas(recipe),
     )
     if recipe.has_tools:
-        checked.stop_tokens, notes = check_tools(data, tokenizer)
+        checked.stop_tokens, notes = check_tools(data, tokenizer, recipe.max_new_tokens)
         checked.notes += notes
     if recipe.declared.head != "lm" and not isinstance(data, Stream):
         pad_with(tokenizer, last_ids(data.train))

@@ -50,11 +50,13 @@ def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
         for name in recipe.rewards:
             found = session.reward(name, recipe.reward_timeout, attempt)
             if isinstance(found, str):
-                problems.append(Problem("--rewards", f"failed on the expected answer of a row: {found}"))
+                problems.append(
+                    Problem("--rewards", f"failed after reset and the expected answer: {found}", fix="correct it")
+                )
     raise_if(problems)
 
 
-def check_tools(data: Data, tokenizer: Any) -> tuple[dict[str, int], list[str]]:
+def check_tools(data: Data, tokenizer: Any, max_new_tokens: int) -> tuple[dict[str, int], list[str]]:
     """Prove that the chat template writes calls that can be read, and appends results to turns as they were sampled.
 
     Returns:
@@ -69,4 +71,8 @@ def check_tools(data: Data, tokenizer: Any) -> tuple[dict[str, int], list[str]]:
     notes = [] if turns.takes_several else ["tools: the chat template writes one call in a turn; several are refused"]
     if turns.rewrites:
         notes.append(f"tools: turns stay as sampled, though the chat template rewrites them: {turns.rewrites}")
+    room = data.settings.max_length - 2 * max_new_tokens
+    if num := int((data.train.answer_spans[:, 0] > room).sum()):
+        found = f"in {num} of {len(data.train)} samples the prompt and two turns of max_new_tokens exceed max_length"
+        notes.append(f"tools: {found}, where trajectories end")
     return {tokenizer.convert_ids_to_tokens(turns.end): turns.end}, notes

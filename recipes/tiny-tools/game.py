@@ -12,7 +12,7 @@ class LostParcel:
             row: the other columns.
         """
         self._route, self._is_found = route, False
-        return f"It was in {route[0]}."
+        return f"\nIt was in {route[0]}."
 
     def ask(self, city: str) -> str:
         """Ask in a city for the parcel.

@@ -22,7 +22,7 @@ LOSSES = {
     "num_dropped_unsupervised": "dropped: nothing supervised left",
 }
 MAX_UNUSED = 10  # columns in a note
-NOT_USED = ": not used: "  # in the note that lists them
+NOT_USED = ": not in the text: "  # in the note that lists them
 
 
 class BadRow(NamedTuple):

@@ -278,7 +278,9 @@ class _Session:
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         given = {key: value for key, value in (row or {}).items() if takes_all or key in parameters}
         observation = result_of(environment.reset(**given))
-        return "" if observation is None else _text(observation)
+        if not isinstance(observation, str | None):
+            raise ToolFailure(f"reset returned {type(observation).__name__}, no text")
+        return _text(observation or "")
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         function = self._functions.get(name) or getattr(self._environment, name)

@@ -155,7 +155,13 @@ def _bad_pattern(settings: GrpoSettings) -> str:
 
 
 RULES = (
-    Rule("rewards objective", lambda r: not r.rewards, "none given", "--rewards number"),
+    Rule("rewards objective", lambda r: not (r.rewards or r.environment), "none given", "--rewards number"),
+    Rule(
+        "rewards environment",
+        lambda r: r.environment and not r.rewards,
+        "none given",
+        "--rewards environment, which is its get_reward",
+    ),
     Rule(
         "rewards environment",
         lambda r: "environment" in r.rewards and not r.environment,

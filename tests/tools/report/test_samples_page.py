@@ -58,7 +58,7 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     weights = [token.weight for token in looked(tokenizer, dataset="ids.jsonl").samples[0].parts[0].tokens]
     assert weights == [0, 1, 1, 1]
     assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 supervised" in text
-    assert "not used: messages.id (100.0% of the rows), source (100.0% of the rows)" in text
+    assert "not in the text: messages.id (100.0% of the rows), source (100.0% of the rows)" in text
 
 
 def test_rows_that_were_cut_or_left_out_are_counted_and_skipped_ones_named_with_their_problem(tmp_path, tokenizer):
