@@ -124,7 +124,6 @@ def test_the_badges_are_facts():
 PARTS = ("README.md", "architecture.md", "quickstart.md")
 MORE = {
     "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
-    "multi-node-and-debugging.md": ("import torch\n", "profile.stop()"),
     "reward-classify-embed.md": (
         "",
         'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2',
@@ -153,7 +152,7 @@ def test_the_python_of_the_pages_runs(finetune, model_folder, tmp_path, monkeypa
             script.write_text(f"{before}{code}\n{after}\n".replace('"BASE"', repr(str(model_folder))))
             done = typed(str(script), cwd=tmp_path)
             assert done.returncode == 0, page.name + done.stderr
-    assert {"after-training", "grpo", "models", "multi-node-and-debugging", "reward-classify-embed"} <= {
+    assert {"after-training", "grpo", "models", "reward-classify-embed"} <= {
         path.stem for path in tmp_path.glob("*.py")
     }
     of_judge = {"objective": "grpo", "rewards": f"{tmp_path}/grpo.py:judge", "num_generations": 4, "max_steps": 1}

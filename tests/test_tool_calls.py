@@ -17,6 +17,7 @@ from kit.evaluate import evaluate, try_metrics
 from kit.model.build import open_config
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.preflight import preflight
+from kit.rollouts.generation import CACHE
 from kit.rollouts.tools.tool_calls import MalformedCall, call_reader
 from kit.scoring.metrics import Metric
 from kit.system.errors import UserError
@@ -223,14 +224,16 @@ class _Scripted(nn.Module):
     def forward(self, targets, **inputs):
         return torch.tensor(1.0)
 
-    def generate(self, input_ids, max_new_tokens, pad_token_id, eos_token_id, **options):
+    def generate(self, input_ids, max_new_tokens, pad_token_id, eos_token_id=None, **options):
+        if eos_token_id is None:  # of the prompts alone: it has no keys and values
+            return {CACHE: None}
         rows = []
         for prompt in self.tokenizer.batch_decode(input_ids):
             i = int(prompt.rpartition("Weather in c")[2].partition("?")[0])
             ids = self.tokenizer(self.answer(i), add_special_tokens=False).input_ids
             rows.append(torch.tensor([*ids, eos_token_id[0]]))
         rows = nn.utils.rnn.pad_sequence(rows, True, pad_token_id)
-        return torch.cat([input_ids, rows], dim=1)
+        return SimpleNamespace(sequences=torch.cat([input_ids, rows], dim=1))
 
 
 def _recipe(model_folder, path, **changes):

@@ -61,7 +61,7 @@ def fail(how: str):
     if how == "opens":
         open(os.path.join(os.getcwd(), "none.txt"))
     if how == "waits":
-        time.sleep(1)
+        time.sleep(30)
     if how == "leaves":
         sys.exit("away")
     if how == "interrupts":

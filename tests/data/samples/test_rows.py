@@ -90,10 +90,10 @@ def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
 def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, tokenizer):
     rows = [{"prompt": f"Q{i} ", "completion": "a", "source": "web", "url": "x" if i < 3 else None} for i in range(12)]
     write(tmp_path / "train.jsonl", *rows)
-    (note,) = [note for note in open_all(tokenizer).notes if "not used" in note]
+    (note,) = [note for note in open_all(tokenizer).notes if "not in the text" in note]
     assert note == "train.jsonl: not in the text: source (100.0% of the rows), url (25.0% of the rows)"
     write_any("train.parquet", rows)  # columns of a table that are not read count in each row
-    (note,) = [note for note in open_all(tokenizer, dataset="train.parquet").notes if "not used" in note]
+    (note,) = [note for note in open_all(tokenizer, dataset="train.parquet").notes if "not in the text" in note]
     assert note.endswith("source (100.0% of the rows), url (100.0% of the rows)")
 
 
