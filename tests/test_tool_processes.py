@@ -251,7 +251,15 @@ def test_a_call_that_fails_is_a_message_and_the_next_one_works(functions, how, f
         assert session.call("add", {"a": 1}) == '[1, 1.0, "m", null, false]'
 
 
-def test_a_call_that_the_user_interrupts_answers_no_later_one(functions, counters):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt; workers of pytest-xdist ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_call_that_the_user_interrupts_answers_no_later_one(functions, counters, ctrl_c):
     with closing(functions.open([0], None)) as session, closing(counters.open([0], {"id": 4})) as other:
         other.start()
         assert functions.schemas() and counters.schemas()

@@ -137,11 +137,12 @@ def adapter(run):
 
 
 ENDS = {"in a turn": {}, "in a tool": {"tool": 5}, "in a reward": {"reward": 13}, "in a save": {}}
+SOME_ENDS = {"in a turn": {}, "in a tool": ENDS["in a tool"]}
 
 
 @pytest.mark.parametrize(
     ("config", "processes", "ends"),
-    matrix([("single", 1, ENDS)], rest=[("ddp", 2, ENDS), ("fsdp", 2, ENDS)]),
+    matrix([("single", 1, SOME_ENDS)], rest=[("single", 1, ENDS), ("ddp", 2, ENDS), ("fsdp", 2, ENDS)]),
 )
 def test_a_run_that_is_killed_anywhere_continues_as_if_it_had_not_been(trained, config, processes, ends):
     ways = {"config": config, "processes": processes, "save_steps": 1, "async_save": False}
