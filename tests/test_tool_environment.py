@@ -227,3 +227,11 @@ def test_a_template_with_one_call_in_a_turn_refuses_several(played):
     assert "3" in found[0].text[2][0] and "error: several calls in a turn: write one" in found[1].text[2][0]
     assert [each.counts["tools/failures"] for each in found] == [0, 1]
     assert [each.rewards for each in found] == [[103.1], [103.2]]
+
+
+def test_columns_that_need_a_mapping_are_named_also_with_tools(typed_here, model_folder, tmp_path):
+    write(tmp_path / "own.jsonl", {"question": "1 + 2?", "answer": "3"})
+    (tmp_path / "own.py").write_text(OWN)
+    flags = f"--model_name_or_path {model_folder} --dataset {tmp_path}/own.jsonl --objective grpo --rewards number"
+    status, _, said = typed_here(f"recipes/finetune.py --dry_run {flags} --tools {tmp_path}/own.py:add")
+    assert status == 2 and "-> --dataset_columns question=instruction,answer=output" in said, said

@@ -199,7 +199,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         no_images=no_images,
         tools=tool_schemas(recipe),
     )
-    if recipe.has_tools:
+    if recipe.has_tools and not isinstance(data, Stream):  # of which only the beginning is read
         checked.stop_tokens, notes = check_tools(data, tokenizer, recipe.max_new_tokens)
         checked.notes += notes
     if recipe.declared.head != "lm" and not isinstance(data, Stream):
