@@ -3,9 +3,10 @@
 Promises:
 
 - Sampled ids are never encoded again: the ids of results are appended to them, after the end-of-turn token.
-- ``check`` proves, without a model, that the prompt of the next turn, encoded at once, is the prompt before it, the
-  turn, and the appended ids. Of a template that rewrites turns of the model once results follow, it proves the same of
-  all text between them: they stay as they were sampled, and ``rewrites`` says what the template would make of them.
+- ``check`` proves, without a model, that the prompt of the next turn, encoded at once, is the encoding of the text to
+  the end of the turn, and the appended ids. Of a template that rewrites turns of the model once results follow, it
+  proves the same of all text between them: they stay as they were sampled, and ``rewrites`` says what the template
+  would make of them.
 - A template that rewrites anything else is refused.
 """
 
