@@ -6,7 +6,7 @@ Promises: each sample counts exactly once, on any number of ranks.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,14 @@ from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling
+from kit.rollouts.environment import append_turn
 from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
 from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import by_reward, conversation, lengths
 from kit.rollouts.sampler import OwnModel
 from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, call_reader
 from kit.rollouts.tools.tool_environment import ToolEnvironment
-from kit.rollouts.trajectories import Trajectory
+from kit.rollouts.trajectories import Segment, Trajectory
 from kit.run.evaluation import Answer, Evaluation
 from kit.scoring.metrics import TOOL_CALLS, Metric
 from kit.scoring.own_metric import MetricError, is_own
@@ -96,11 +97,13 @@ def evaluate(
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         compare = call_reader(tokenizer, tokenizer.chat_template).equal if TOOL_CALLS in recipe.metrics else None
         of_answers = [Metric(name, compare) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
-        played = None
+        trajectories: Iterable[Trajectory]
         if recipe.has_tools:
-            played, of_played = _play(policy, data, samples, stops, recipe, progress, is_stopping)
+            trajectories, of_played = _play(policy, data, samples, stops, recipe, progress, is_stopping)
             metrics |= {f"eval_{name}": value for name, value in of_played.items()}
-        answers, values, num_truncated = _answers(policy, samples, stops, recipe, of_answers, progress, played)
+        else:
+            trajectories = _generate(policy, samples, stops, recipe, progress)
+        answers, values, num_truncated = _score(policy, samples, recipe, of_answers, trajectories)
         intervals = {}
         for metric, of_metric in zip(of_answers, values, strict=True):
             for name, numbers in metric.results(of_metric).items():
@@ -159,7 +162,12 @@ def _play(
     progress: Progress,
     is_stopping: Callable[[], bool],
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """Play every prompt with the tools, ``num_return_sequences`` times. Returns the trajectories, and their metrics."""
+    """Play every prompt with the tools, ``num_return_sequences`` times.
+
+    Returns:
+        What ``_generate`` yields; and metrics of all ranks' trajectories.
+    """
+    ranks = policy.processes
     with closing(ToolEnvironment(recipe, data, samples, policy.tokenizer, is_stopping)) as environment:
         stops = stops | {environment.end}
         sampling = Sampling(recipe.temperature, recipe.top_p)
@@ -167,29 +175,54 @@ def _play(
         started = [
             environment.start((0, i, k)) for i in range(len(samples)) for k in range(recipe.num_return_sequences)
         ]
-        played = play(
-            environment, sampler, started, recipe.max_new_tokens, samples.images_with_origin, policy.processes, progress
-        )
+        played = play(environment, sampler, started, recipe.max_new_tokens, samples.images_with_origin, ranks, progress)
         environment.say_failures(played)
         metrics = lengths(played) | by_reward(played, environment.keys)
     if recipe.rewards:
         metrics["reward"] = float(np.nanmean([each.reward for each in played]))
-    return played, metrics
+    return [each for each in played if each.num_written and each.sample % ranks.count == ranks.index], metrics
 
 
-def _answers(
-    policy: Policy,
-    samples: Samples,
-    stops: set[int],
-    recipe: Recipe,
-    metrics: Sequence[Metric],
-    progress: Progress,
-    played: Sequence[Trajectory] | None,
+def _generate(
+    policy: Policy, samples: Samples, stops: set[int], recipe: Recipe, progress: Progress
+) -> Iterator[Trajectory]:
+    """Answer every prompt, ``num_return_sequences`` times. Yields this rank's answers, each as a trajectory."""
+    accelerator, ranks, batch_size = policy.accelerator, policy.processes, recipe.eval_batch_size
+    num = recipe.num_return_sequences
+    mine = np.arange(ranks.index, len(samples), ranks.count)
+    # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
+    # sharded weights.
+    mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
+    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
+    with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
+        for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
+            draw = call % num
+            ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
+            # A rank without a sample left generates for the first one, and nobody reads that answer.
+            requests = [
+                Request(samples.prompt(i).ids, (i, draw), recipe.max_new_tokens, samples.images_with_origin(i))
+                for i in ids or [0]
+            ]
+            completions = generate_answers(
+                generate,
+                requests,
+                stops=stops,
+                pad_token_id=pad_id(policy.tokenizer),
+                sampling=Sampling(recipe.temperature, recipe.top_p),
+                seed=recipe.seed,
+                device=accelerator.device,
+                image_codec=samples.image_codec,
+            )
+            for i, request, completion in zip(ids, requests, completions, strict=False):
+                trajectory = Trajectory((0, i, draw), [Segment([*request.ids], 0.0)])
+                append_turn(trajectory, completion)
+                yield trajectory
+
+
+def _score(
+    policy: Policy, samples: Samples, recipe: Recipe, metrics: Sequence[Metric], trajectories: Iterable[Trajectory]
 ) -> tuple[list[Answer], list[np.ndarray], int]:
-    """Answer every prompt, ``num_return_sequences`` times.
-
-    Args:
-        played: with tools, all trajectories, whose last turns are the answers.
+    """Compute metrics of answers: the last turns of this rank's trajectories.
 
     Returns:
         The first answers to the first ``NUM_SHOWN`` prompts; the numbers of each answer for each of ``metrics``,
@@ -199,78 +232,40 @@ def _answers(
     Raises:
         MetricError: on all ranks, after all answers, the first one in the order of the samples.
     """
-    accelerator, ranks, tokenizer = policy.accelerator, policy.processes, policy.tokenizer
-    num, batch_size = recipe.num_return_sequences, recipe.eval_batch_size
+    ranks, tokenizer = policy.processes, policy.tokenizer
     mine = np.arange(ranks.index, len(samples), ranks.count)
-    # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
-    # sharded weights.
-    mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
-    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
-    num_truncated = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
-    values = np.zeros((len(samples), num, sum(metric.num_values for metric in metrics)))  # first those of this rank
+    num_truncated = torch.zeros((), dtype=torch.float64, device=float64_device(policy.accelerator.device))
+    num_values = [metric.num_values for metric in metrics]
+    values = np.zeros((len(samples), recipe.num_return_sequences, sum(num_values)))  # first those of this rank
     wants_rows = any(is_own(metric.name) for metric in metrics)
     data_rows: Any = samples.data_rows(mine.tolist()) if wants_rows else {}
     shown: dict[int, Answer] = {}
     failed: dict[int, list[Problem]] = {}
-
-    def generated() -> Iterator[tuple[int, int, list[int], list[int], bool, Trajectory | None]]:
-        """This rank's answers: sample, draw, ids before it, its own ids, whether it ended, trajectory of tools."""
-        with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
-            for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
-                draw = call % num
-                ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
-                # A rank without a sample left generates for the first one, and nobody reads that answer.
-                requests = [
-                    Request(samples.prompt(i).ids, (i, draw), recipe.max_new_tokens, samples.images_with_origin(i))
-                    for i in ids or [0]
-                ]
-                completions = generate_answers(
-                    generate,
-                    requests,
-                    stops=stops,
-                    pad_token_id=pad_id(tokenizer),
-                    sampling=Sampling(recipe.temperature, recipe.top_p),
-                    seed=recipe.seed,
-                    device=accelerator.device,
-                    image_codec=samples.image_codec,
-                )
-                for i, (written, ended, _) in zip(ids, completions, strict=False):
-                    yield i, draw, samples.prompt(i).ids, written, ended, None
-
-    def last_turns() -> Iterator[tuple[int, int, list[int], list[int], bool, Trajectory]]:
-        for each in played or ():
-            (_, i, draw), (last, weight) = each.key, each.segments[-1]
-            if weight and i % ranks.count == ranks.index:  # it has a turn
-                yield i, draw, each.ids[: -len(last)], last, each.ended, each
-
-    for i, draw, prompt, written, ends, trajectory in generated() if played is None else last_turns():
+    for trajectory in trajectories:
+        (_, i, draw), (*before, last) = trajectory.key, [ids for ids, _ in trajectory.segments]
         reference = samples.prompt(i).reference
-        has_end = trajectory.outcome != "max_new_tokens" if trajectory else ends
-        texts = text_of(tokenizer, reference), text_of(tokenizer, written, has_end)
-        text = tokenizer.decode(prompt)
-        answer = Answer(samples.shown(text), *texts)
+        texts = text_of(tokenizer, reference), text_of(tokenizer, last, trajectory.outcome != "max_new_tokens")
+        prompt = tokenizer.decode([*chain.from_iterable(before)])
         try:
-            given = answer.reference, answer.text, data_rows.get(i), samples.origin(i), text
+            given = *texts, data_rows.get(i), samples.origin(i), prompt
             values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
         except MetricError as error:
             failed.setdefault(i, error.problems)
-        num_truncated += not ends and len(reference) <= recipe.max_new_tokens
+        num_truncated += not trajectory.ended and len(reference) <= recipe.max_new_tokens
         if i < NUM_SHOWN and not draw:
-            images = samples.images(i)[:MOST_PICTURES]
-            shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])
-            if trajectory:
-                first = samples.shown(tokenizer.decode(trajectory.segments[0].ids))
-                reward = trajectory.reward if recipe.rewards and np.isfinite(trajectory.reward) else None
-                shown[i] = replace(
-                    answer, prompt=first, conversation=conversation(trajectory, tokenizer), reward=reward
-                )
+            shown[i] = Answer(
+                samples.shown(tokenizer.decode(before[0])),
+                *texts,
+                pictures=[small(*image, SIDE) for image in samples.images(i)[:MOST_PICTURES]],
+                conversation=conversation(trajectory, tokenizer) if recipe.has_tools else "",
+                reward=trajectory.reward if recipe.rewards and np.isfinite(trajectory.reward) else None,
+            )
     if faults := dict(gather_object([*failed.items()])):
         raise MetricError(*faults[min(faults)])
     for ids_of_rank, of_rank in gather_object([(mine, values[mine])]):
         values[ids_of_rank] = of_rank
     answers = [answer for _, answer in sorted(gather_object([*shown.items()]))]
-    ends_of = np.cumsum([metric.num_values for metric in metrics])
-    return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_truncated).item())
+    return answers, np.split(values, np.cumsum(num_values)[:-1], axis=2), int(ranks.sum(num_truncated).item())
 
 
 def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
