@@ -7,10 +7,11 @@ Promises: the schema accepts what the kit accepts, except booleans other than ``
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticOmit
 
 from kit.config.hints import METHODS, OBJECTIVES
 from kit.config.recipe import Recipe
-from kit.config.recipe_file import BY_METHOD, BY_OBJECTIVE, ONLY_CODE
+from kit.config.recipe_file import BY_METHOD, BY_OBJECTIVE
 from kit.scoring.own_metric import PATTERN
 
 _SCALAR = {"type": ["string", "number", "boolean"]}  # where the kit expects a string, 0123 and true are strings
@@ -25,7 +26,7 @@ def recipe_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema(schema_generator=_OfFile)
     entry = schema["$defs"]["DatasetEntry"]
     entry["properties"] = {name: _setting(each) for name, each in entry["properties"].items()}
-    settings = {name: _setting(each) for name, each in schema["properties"].items() if name not in ONLY_CODE}
+    settings = {name: _setting(each) for name, each in schema["properties"].items()}
 
     section = [name for name in settings if name != "method"]
     of_objective = [name for name in section if name != "objective"]
@@ -61,13 +62,14 @@ class _OfFile(GenerateJsonSchema):
         return {"anyOf": [super().float_schema(schema), _NUMBER]}
 
     def str_schema(self, schema: Any) -> dict[str, Any]:
+        if schema.get("pattern") == f"^{PATTERN}$":
+            raise PydanticOmit  # code: the command line only
         return super().str_schema(schema) | _SCALAR
 
     def list_schema(self, schema: Any) -> dict[str, Any]:
         listed = super().list_schema(schema)
         items = listed["items"].get("anyOf", [listed["items"]])
-        items = [each for each in items if each.get("pattern") != f"^{PATTERN}$"]  # code: the command line only
-        if items and "$ref" in items[0]:  # a dataset, which may be its path alone
+        if "$ref" in items[0]:  # a dataset, which may be its path alone
             items.append(_SCALAR)
         return {"anyOf": [{**listed, "items": {"anyOf": items}}, _SCALAR]}
 

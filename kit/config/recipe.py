@@ -4,6 +4,7 @@
 """
 
 from pathlib import Path
+from typing import Any, get_args
 
 from kit import __version__
 from kit.config.dataset_entry import DatasetEntry
@@ -15,7 +16,7 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
 from kit.schema.fields import is_identity
-from kit.scoring.own_metric import is_own
+from kit.scoring.own_metric import OwnMetric, is_own
 
 PACKAGE = Path(__file__).resolve().parents[1]  # kit/
 _IN_WHEEL = PACKAGE / "shipped"  # made when a wheel is built (pyproject.toml), and in no clone
@@ -75,8 +76,8 @@ class Recipe(
     @property
     def code(self) -> dict[str, list[str]]:
         """The user's code, ``FILE.py:NAME``, by the setting that names it."""
-        named = {"metrics": self.metrics, "rewards": self.rewards, "tools": self.tools}
-        named["environment"] = [self.environment] if self.environment else []
+        given = {key: getattr(self, key) or [] for key in CODE}
+        named = {key: [value] if isinstance(value, str) else value for key, value in given.items()}
         return {key: [name for name in names if is_own(name)] for key, names in named.items()}
 
     @property
@@ -97,6 +98,12 @@ class Recipe(
         ]
 
 
+def _may_be_code(hint: Any) -> bool:
+    return bool(hint == OwnMetric) or any(map(_may_be_code, get_args(hint)))
+
+
+# The settings that may name code of the user, which only the command line may: their type has ``OwnMetric``.
+CODE = [name for name, info in Recipe.model_fields.items() if _may_be_code(info.annotation)]
 # The settings that identify a run: if one of them changes, it is another run. All others may change between two starts
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = [name for name, info in Recipe.model_fields.items() if is_identity(info)]

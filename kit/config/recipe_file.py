@@ -21,7 +21,7 @@ import yaml
 
 from kit.config.hints import METHODS, OBJECTIVES, recipe_names
 from kit.config.other_kits import kit_of
-from kit.config.recipe import RECIPES, Recipe
+from kit.config.recipe import CODE, RECIPES, Recipe
 from kit.config.settings.objective import DECLARED
 from kit.schema.fields import comma_separated, json_or_string
 from kit.scoring.own_metric import is_own
@@ -30,8 +30,6 @@ from kit.system.errors import Problem, UserError, did_you_mean, first_line, rais
 
 BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
 NAMES = {BY_METHOD: METHODS, BY_OBJECTIVE: OBJECTIVES}  # of the sections that each may have
-
-ONLY_CODE = ("tools", "environment")  # settings that a file cannot have
 
 MAX_BYTES = 1 << 20
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path", "teacher")
@@ -155,7 +153,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
 def _own_functions(values: dict[str, Any], where: dict[str, str]) -> Iterator[Problem]:
     """A problem for each key of a recipe with a function of the user's, which is code; it is left out of ``values``."""
 
-    for key in ("metrics", "rewards", *ONLY_CODE):
+    for key in CODE:
         names = comma_separated(values.get(key))
         if isinstance(names, list) and any(isinstance(name, str) and is_own(name) for name in names):
             del values[key]

@@ -27,7 +27,7 @@ from kit.system.errors import LateError, Problem, UserError, first_line
 Function = Callable[[str, str, Any], Any]
 SIGNATURE = "function(expected, answer, row) -> float; it may also name completion and environment"
 PATTERN = r".+\.py:[A-Za-z_]\w*"  # of a name in ``metrics``
-OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
+OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code: only the command line may name it
 
 
 class MetricError(LateError):
