@@ -109,7 +109,7 @@ def feed_beside_processor(flags: list[str], data: Path, num_steps: int) -> None:
     recipe, topology = launch.resolve(read_command_line([*flags, "--output_dir", str(data.parent / "feed")]))
     checked = check(recipe, topology, "feed")
     feed = checked.data.open_feed(checked.recipe, Ranks(), 0, {})
-    processor: Any = checked.data.images.processor.image_processor
+    processor: Any = checked.data.media.processor.image_processor
     images = pq.read_table(sorted(data.glob("*.parquet"))[0], columns=["images"]).slice(0, BATCH * num_steps)
     contents = [row["images"][0]["bytes"] for row in images.to_pylist()]
     feed.take(0)

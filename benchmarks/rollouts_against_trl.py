@@ -359,7 +359,7 @@ class Kit:
                 one.logps = one.logps if one.ended else {name: [] for name in one.logps}
         add_advantages([own[at : at + GROUP] for at in range(0, len(own), GROUP)], settings)
         recipe = self.recipe
-        prompts: Any = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_codec=None)
+        prompts: Any = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), media_codec=None)
         samples = Trajectories(own, prompts, case.masks_cut)
         collator = Collator(recipe.micro_batch_size, pad_id(self.tokenizer), case.packing, recipe.max_length)
         return replace(

@@ -37,7 +37,7 @@ SPECS = "kit.specs"
 # By package. In one that is not named here, parts import each other without a circle.
 FLOORS = {
     "kit": [*CORE, *TOOLS, ["optional_tools"]],  # what only the script calls is above all
-    "kit.data": [["strict_json"], ["read", "chat"], ["kinds"], ["samples"], ["feed"], ["stream"], ["open"]],
+    "kit.data": [["media", "strict_json"], ["read", "chat"], ["kinds"], ["samples"], ["feed"], ["stream"], ["open"]],
     "kit.tools": [
         ["text_table", "typed"],
         ["plan", "convert", "opened", "push", "verify_resume"],

@@ -18,7 +18,7 @@ from kit.data.chat.template import Jinja
 from kit.data.feed.batches import MicroBatch, evaluation_batches
 from kit.data.feed.data import Data
 from kit.data.open import pad_id
-from kit.data.read.image_files import small
+from kit.data.read.media_files import small
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
@@ -175,7 +175,7 @@ def _play(
         started = [
             environment.start((0, i, k)) for i in range(len(samples)) for k in range(recipe.num_return_sequences)
         ]
-        played = play(environment, sampler, started, recipe.max_new_tokens, samples.images_with_origin, ranks, progress)
+        played = play(environment, sampler, started, recipe.max_new_tokens, samples.media_with_origin, ranks, progress)
         environment.say_failures(played)
         metrics = lengths(played) | by_reward(played, environment.keys)
     if recipe.rewards:
@@ -200,7 +200,7 @@ def _generate(
             ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.
             requests = [
-                Request(samples.prompt(i).ids, (i, draw), recipe.max_new_tokens, samples.images_with_origin(i))
+                Request(samples.prompt(i).ids, (i, draw), recipe.max_new_tokens, samples.media_with_origin(i))
                 for i in ids or [0]
             ]
             completions = generate_answers(
@@ -211,7 +211,7 @@ def _generate(
                 sampling=Sampling(recipe.temperature, recipe.top_p),
                 seed=recipe.seed,
                 device=accelerator.device,
-                image_codec=samples.image_codec,
+                media_codec=samples.media_codec,
             )
             for i, request, completion in zip(ids, requests, completions, strict=False):
                 trajectory = Trajectory((0, i, draw), [Segment([*request.ids], 0.0)])
@@ -256,7 +256,7 @@ def _score(
             shown[i] = Answer(
                 samples.shown(tokenizer.decode(before[0])),
                 *texts,
-                pictures=[small(*image, SIDE) for image in samples.images(i)[:MOST_PICTURES]],
+                pictures=[small(*image, SIDE) for image in samples.media(i)[:MOST_PICTURES]],
                 conversation=conversation(trajectory, tokenizer) if recipe.has_tools else "",
                 reward=trajectory.reward if recipe.rewards and np.isfinite(trajectory.reward) else None,
             )

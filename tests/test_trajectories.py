@@ -21,7 +21,7 @@ def test_all_actions_of_a_trajectory_are_learned_and_nothing_that_it_read(packin
     cut = Trajectory((0, 0, 1), SEGMENTS[:2], "max_length", [0.0], 0.0, advantage=-2.0, logps={"old_logps": []})
     kept = [Trajectory.from_state(json.loads(json.dumps(each.state()))) for each in (turns, cut)]
     assert kept == [turns, cut]
-    prompts = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_codec=None)
+    prompts = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), media_codec=None)
     samples = Trajectories(kept, prompts, masks_truncated=True)
     (batch,) = samples.micro_batches(Collator(2, 0, packing, 32), Ranks())
     assert batch.targets.tolist() == [8, 9, 11, 12] and batch.per_target["old_logps"].tolist() == LOGPS

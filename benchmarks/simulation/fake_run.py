@@ -38,7 +38,7 @@ from benchmarks.simulation.fake_tensors import (
     teach_fake_tensors,
 )
 from benchmarks.simulation.gradients import all_gradients
-from benchmarks.simulation.images import answer_for_values, token_inputs, tower_inputs
+from benchmarks.simulation.images import answer_for_values, encoder_inputs, token_inputs
 from benchmarks.simulation.labels import label_frozen, label_storages
 from benchmarks.simulation.meter import FLOPS, Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
@@ -110,15 +110,15 @@ class RandomSamples(Table):
         ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
         return ids, np.ones(len(ids), np.float32)
 
-    def image_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
+    def media_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
         """See ``Table``."""
         if not self.image_tokens:
             return {}
         config, rows = self.config, len(input_ids)
         tower = shape_of(config.to_dict(), "simulated").tower
         assert tower
-        inputs = tower_inputs(config, tower, rows, self.image_tokens)
-        return {"tower_inputs": inputs, "token_inputs": token_inputs(config, input_ids.shape), "num_images": rows}
+        inputs = encoder_inputs(config, tower, rows, self.image_tokens)
+        return {"encoder_inputs": inputs, "token_inputs": token_inputs(config, input_ids.shape), "num_media": rows}
 
     def origin(self, i: int) -> str:
         """Return a name for sample ``i``."""

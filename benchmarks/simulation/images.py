@@ -12,7 +12,7 @@ import torch
 from kit.memory.shape import Tower
 
 
-def tower_inputs(config: Any, tower: Tower, num_rows: int, image_tokens: int) -> dict[str, torch.Tensor]:
+def encoder_inputs(config: Any, tower: Tower, num_rows: int, image_tokens: int) -> dict[str, torch.Tensor]:
     """Return what the tower reads of ``image_tokens`` in each of ``num_rows`` rows, which are images of one size."""
     patches = num_rows * image_tokens * tower.patches_per_token
     if tower.token_pixels:

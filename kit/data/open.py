@@ -17,7 +17,7 @@ import numpy as np
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.data.chat.template import resolve_template
-from kit.data.chat.tokens import ImageCodec
+from kit.data.chat.tokens import MediaCodec
 from kit.data.feed.data import Data
 from kit.data.feed.order import Order
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
@@ -26,10 +26,10 @@ from kit.data.kinds.kind import RowKind
 from kit.data.samples.bad_rows import notes_of
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import NO_IMAGES, Encoder
+from kit.data.samples.rows import NO_MEDIA, Encoder
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.data.stream.stream import LATE_IMAGES, Stream, check_beginning
+from kit.data.stream.stream import LATE_MEDIA, Stream, check_beginning
 from kit.system.cache import exposure
 from kit.system.errors import Problem, UserError
 
@@ -45,8 +45,8 @@ def open_data(
     global_batch_size: int,
     kind: RowKind = ANSWER_ROWS,
     rollout_steps: int = 0,
-    images: ImageCodec | None = None,
-    no_images: Problem = NO_IMAGES,
+    media: MediaCodec | None = None,
+    no_media: Problem = NO_MEDIA,
     tools: Sequence[dict[str, Any]] = (),
 ) -> Data:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
@@ -59,19 +59,19 @@ def open_data(
         global_batch_size: samples, or packs, of one step.
         kind: the dataset type that the objective needs.
         rollout_steps: steps on the model's own answers to one batch of prompts (GRPO); 0: on those of the data.
-        images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
+        images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_media``.
         tools: JSON schemas of those that the chat template lists in every prompt.
 
     Raises:
         UserError: with all problems of all datasets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = Encoder(tokenizer, template, settings, vocab_size, kind, images, no_images, tools)
+    encoder = Encoder(tokenizer, template, settings, vocab_size, kind, media, no_media, tools)
     of_training = replace(encoder, kind=PromptRows()) if rollout_steps else encoder
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
     notes = exposure()
-    streams_images = False
+    streams_media = False
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
     for dataset in datasets:
@@ -79,9 +79,9 @@ def open_data(
         with problems.caught():
             notes += reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:
-                more, has_images = check_beginning(dataset, encoder, settings.on_bad_row == "skip")
+                more, has_media = check_beginning(dataset, encoder, settings.on_bad_row == "skip")
                 notes += more
-                streams_images |= has_images
+                streams_media |= has_media
             else:
                 store = _tokenised(dataset, encoder if dataset.is_evaluation else of_training, settings)
                 notes += notes_of(dataset.source.name, store.info, settings.max_length)
@@ -102,8 +102,8 @@ def open_data(
         evaluation = limited(evaluation, eval_settings.max_eval_samples, "evaluation", notes)
         _check_number(evaluation)
     if settings.streaming:
-        if images and not streams_images:
-            encoder = replace(encoder, images=None, no_images=LATE_IMAGES)
+        if media and not streams_media:
+            encoder = replace(encoder, media=None, no_media=LATE_MEDIA)
         return Stream(settings, seed, train_datasets, encoder, evaluation, tuple(notes))
     _check_number(train)
     if rollout_steps:

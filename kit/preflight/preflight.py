@@ -17,7 +17,7 @@ from kit.data.kinds.kinds import KINDS, kind_of
 from kit.data.open import last_ids, open_data, stop_ids
 from kit.data.samples.checks import holds_chats
 from kit.data.samples.dataset import Dataset, open_datasets
-from kit.data.samples.rows import NO_IMAGES
+from kit.data.samples.rows import NO_MEDIA
 from kit.data.stream.stream import Stream
 from kit.evaluate import try_metrics
 from kit.hub.upload import check_upload
@@ -30,10 +30,10 @@ from kit.model.build import (
     open_base_config,
     open_config,
 )
-from kit.model.images import Images, open_images
 from kit.model.layers.attention import describe_long_rows
 from kit.model.layers.compile import check_compile
 from kit.model.layers.sequence_parallel import sequence_problems
+from kit.model.media.codec import MediaInputs, open_media
 from kit.model.pretrained.dequantise import describe_dequantised
 from kit.model.pretrained.heads import pad_with, template_beside
 from kit.model.pretrained.tokenizer import open_tokenizer
@@ -184,7 +184,7 @@ def _propose_template(checked: Checked, datasets: Sequence[Dataset], problems: P
 def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool) -> None:
     """Tokenise the data, of which only the beginning is read if ``is_proposed``, and try metrics and rewards."""
     recipe, tokenizer = checked.recipe, checked.tokenizer
-    images, no_images = _images(recipe, checked.config, checked.meta_model, tokenizer)
+    media, no_media = _images(recipe, checked.config, checked.meta_model, tokenizer)
     checked.data = data = open_data(
         recipe.model_copy(update={"streaming": recipe.streaming or is_proposed}),
         datasets,
@@ -195,8 +195,8 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
         kind=kind_of(recipe),
         rollout_steps=recipe.num_iterations if recipe.rolls_out and (checked.trains or not checked.topology) else 0,
-        images=images,
-        no_images=no_images,
+        media=media,
+        no_media=no_media,
         tools=tool_schemas(recipe),
     )
     if recipe.has_tools and not isinstance(data, Stream):  # of which only the beginning is read
@@ -204,8 +204,8 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         checked.notes += notes
     if recipe.declared.head != "lm" and not isinstance(data, Stream):
         pad_with(tokenizer, last_ids(data.train))
-    if data.images:
-        checked.notes.append(data.images.description)
+    if data.media:
+        checked.notes.append(data.media.description)
     if data.evaluation is not None:
         try_metrics(recipe, data.evaluation, tokenizer, data.chat_template)
     if recipe.rewards and checked.trains and not isinstance(data, Stream) and is_main():
@@ -238,15 +238,15 @@ def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:
     if workload := checked.workload:
         if workload.shape.tower:  # now it is known how large its images are; of a stream it is not
             longest = recipe.max_length if recipe.packing else None
-            of_images = 0 if data is None or isinstance(data, Stream) else data.train.image_tokens(longest)
-            checked.workload = workload = replace(workload, image_tokens=of_images)
+            of_media = 0 if data is None or isinstance(data, Stream) else data.train.image_tokens(longest)
+            checked.workload = workload = replace(workload, image_tokens=of_media)
         problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
         checked.plan = plan_record(workload, topology)
     if folder and not (folder.finished_steps or launch.skip_memory_check):
         check_disk(recipe, topology, checked.config, data.total_steps(recipe))
 
 
-def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[Images | None, Problem]:
+def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[MediaInputs | None, Problem]:
     """What makes pixels of images; or None, and the problem of a row that has one.
 
     Raises ``UserError`` if the recipe says how large images are, and there is nothing that makes any.
@@ -260,7 +260,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
         ):
             if is_asked:
                 raise UserError("images", f"not supported with {found} yet", fix=fix)
-        return open_images(recipe, recipe, config, meta_model, tokenizer), NO_IMAGES
+        return open_media(recipe, recipe, config, meta_model, tokenizer), NO_MEDIA
     except UserError as error:
         if recipe.min_pixels or recipe.max_pixels:
             raise

@@ -15,8 +15,8 @@ from transformers import DynamicCache, StoppingCriteria
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList
 
-from kit.data.chat.tokens import ImageCodec
-from kit.data.read.image_files import Image
+from kit.data.chat.tokens import MediaCodec
+from kit.data.media import Media
 from kit.model.sampling import Sampling, sampling_arguments
 
 # An argument of ``generate``, renamed in transformers 5.24.
@@ -29,7 +29,7 @@ class Request(NamedTuple):
     ids: Sequence[int]  # of the prompt, at least one
     key: tuple[int, ...]  # seeds the sampling: differs for each completion of a run
     max_new_tokens: int
-    images: Sequence[tuple[Image, str, str]] = ()  # of the prompt, see ``Table.images_with_origin``
+    media: Sequence[tuple[Media, str, str]] = ()  # of the prompt, see ``Table.media_with_origin``
     owner: int = 0  # the rank that gets the completion
 
 
@@ -62,7 +62,7 @@ def generate_answers(
     sampling: Sampling,
     seed: int,
     device: torch.device,
-    image_codec: ImageCodec | None = None,
+    media_codec: MediaCodec | None = None,
 ) -> list[Completion]:
     """Complete a batch of requests.
 
@@ -70,20 +70,20 @@ def generate_answers(
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
         sampling, seed: see ``sampling_arguments``.
-        image_codec: None: no request has an image.
+        media_codec: None: no request has an image.
     """
     rows = [torch.tensor(request.ids, dtype=torch.long) for request in requests]
     input_ids = pad_sequence(rows, True, pad_token_id, "left")  # [B, T]
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
     length = input_ids.shape[1]
-    images = image_codec.generation_inputs(input_ids, [request.images for request in requests]) if image_codec else {}
-    input_ids, mask, images = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (input_ids, mask, images))
+    media = media_codec.generation_inputs(input_ids, [request.media for request in requests]) if media_codec else {}
+    input_ids, mask, media = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (input_ids, mask, media))
     options: dict[str, Any] = {"use_cache": True, "pad_token_id": pad_token_id, "return_dict_in_generate": True}
     # Under FSDP all ranks must make the same calls. A vision-language model remembers the positions of the rows.
     is_text = (config := generate.func.__self__.config).get_text_config() is config
     can_continue = is_text and "synced_gpus" not in generate.keywords and length > 1
     cache = _cache_of_prompts(generate, requests, input_ids, mask, options) if can_continue else None
-    options |= images | {"eos_token_id": sorted(stops) or None}
+    options |= media | {"eos_token_id": sorted(stops) or None}
     completions: list[Any] = [None] * len(requests)
     going = [*range(len(requests))]  # the row of ``input_ids`` [n, t] holds the request of that number
     while going:

@@ -24,7 +24,7 @@ def play(
     sampler: Sampler,
     trajectories: Sequence[Trajectory],
     max_new_tokens: int,
-    images: Callable[[int], Sequence[Any]],
+    media: Callable[[int], Sequence[Any]],
     ranks: Ranks,
     progress: Progress,
 ) -> list[Trajectory]:
@@ -35,14 +35,14 @@ def play(
     Args:
         trajectories: the same on all ranks; those with an outcome stay as they are.
         max_new_tokens: of a turn.
-        images: returns those of a sample, see ``Table.images_with_origin``.
+        images: returns those of a sample, see ``Table.media_with_origin``.
     """
     found = list(trajectories)
     places = [place for place, each in enumerate(found) if not each.outcome]
     size = environment.most_played * ranks.count
     for first in range(0, len(places), size):
         some = places[first : first + size]
-        played = _play([found[place] for place in some], environment, sampler, max_new_tokens, images, ranks, progress)
+        played = _play([found[place] for place in some], environment, sampler, max_new_tokens, media, ranks, progress)
         for place, each in zip(some, played, strict=True):
             found[place] = each
     return found
@@ -53,7 +53,7 @@ def _play(
     environment: Environment,
     sampler: Sampler,
     max_new_tokens: int,
-    images: Callable[[int], Sequence[Any]],
+    media: Callable[[int], Sequence[Any]],
     ranks: Ranks,
     progress: Progress,
 ) -> list[Trajectory]:
@@ -79,7 +79,7 @@ def _play(
                 each.ids,
                 (*each.key, turn) if turn else each.key,
                 max_new_tokens,
-                images(each.sample),
+                media(each.sample),
                 place % ranks.count,
             )
             for place in going

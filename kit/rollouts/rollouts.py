@@ -53,7 +53,7 @@ class Rollouts:
         self._sampler: Sampler = (
             VllmServer(policy, recipe, ends, progress)
             if recipe.vllm_server_base_url
-            else OwnModel(policy, recipe, sampling_of(recipe), ends, pad, data.train.image_codec, progress)
+            else OwnModel(policy, recipe, sampling_of(recipe), ends, pad, data.train.media_codec, progress)
         )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
         self._has_warned = False  # of a rollout without a gradient
@@ -181,7 +181,7 @@ class Rollouts:
             self._sampler,
             trajectories,
             recipe.max_new_tokens,
-            train.images_with_origin,
+            train.media_with_origin,
             ranks,
             self._progress,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kit.data.chat.tokens import ImageCodec
+from kit.data.chat.tokens import MediaCodec
 from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling
 from kit.rollouts.generation import Completion, Request, generate_answers
@@ -45,7 +45,7 @@ class OwnModel:
     sampling: Sampling
     stops: Collection[int]
     pad_token_id: int
-    image_codec: ImageCodec | None
+    media_codec: MediaCodec | None
     progress: Progress
     published: str = ""
 
@@ -62,8 +62,8 @@ class OwnModel:
         most = max(Counter(request.owner for request in requests).values(), default=0)
         num_calls = -(-most // size)
         with without_gradients(self.prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
-            if self.image_codec:  # a placeholder in a completion would have no image feature
-                generate = partial(generate, suppress_tokens=[self.image_codec.placeholder_id])
+            if self.media_codec:  # a placeholder in a completion would have no image feature
+                generate = partial(generate, suppress_tokens=sorted(self.media_codec.placeholder_ids))
             for call in self.progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]
                 completions = generate_answers(
@@ -75,7 +75,7 @@ class OwnModel:
                     sampling=self.sampling,
                     seed=recipe.seed,
                     device=accelerator.device,
-                    image_codec=self.image_codec,
+                    media_codec=self.media_codec,
                 )
                 yield from zip(places, completions, strict=False)
 

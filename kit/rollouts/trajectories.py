@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from kit.data.feed.batches import Collator, MicroBatch, on_device
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.packing import pack
-from kit.data.read.image_files import Image
+from kit.data.media import Media
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.train.reference import without_gradients
@@ -118,7 +118,7 @@ class Trajectories(Table):
             prompts: the samples whose prompts they complete.
             masks_truncated: no loss on a trajectory that did not end.
         """
-        self._trajectories, self._prompts, self.image_codec = trajectories, prompts, prompts.image_codec
+        self._trajectories, self._prompts, self.media_codec = trajectories, prompts, prompts.media_codec
         self._weights = [each.weights * (each.ended or not masks_truncated) for each in trajectories]
         records: dict[str, np.ndarray] = {
             "length": np.array([len(each) for each in self._weights], np.int32),
@@ -135,9 +135,9 @@ class Trajectories(Table):
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array(self._trajectories[i].ids, np.int64), self._weights[i]
 
-    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+    def media_with_origin(self, i: int) -> list[tuple[Media, str, str]]:
         """See ``Table``."""
-        return self._prompts.images_with_origin(self._trajectories[i].sample)
+        return self._prompts.media_with_origin(self._trajectories[i].sample)
 
     def micro_batches(self, collator: Collator, ranks: Ranks) -> list[MicroBatch]:
         """Return this rank's micro-batches. The number of a sample is that of its trajectory."""

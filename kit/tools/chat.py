@@ -17,9 +17,10 @@ import torch
 from transformers import TextStreamer
 
 from kit.config.command_line import Request
-from kit.data.chat.image_parts import IMAGE
+from kit.data.chat.media_parts import IMAGE
+from kit.data.media import Media
 from kit.data.open import pad_id
-from kit.data.read.image_files import Image, inspect
+from kit.data.read.media_files import inspect
 from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling, sampling_arguments
 from kit.rollouts.generation import text_of
@@ -34,7 +35,7 @@ HELP = "/new starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops an a
 Message = dict[str, Any]
 
 
-def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image] = ()) -> list[int]:
+def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Media] = ()) -> list[int]:
     """Return the ids after which ``model`` answers.
 
     Args:
@@ -52,21 +53,20 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image]
         ids = model.tools.turns.prompt(messages)
     else:
         text = model.template.render(messages, None, add_generation_prompt=True)
-        if model.images:
-            pieces = text.split(model.images.token)
+        if model.media:
+            pieces = text.split(model.media.tokens["image"])
             if len(pieces) - 1 != len(pictures):
                 raise model.template.refusal(
                     f"{len(pieces) - 1} image placeholders in the prompt for {len(pictures)} images"
                 )
-            of_pictures = [model.images.of(picture.height, picture.width) for picture in pictures]
-            text = "".join(chain.from_iterable(zip(pieces, [*of_pictures, ""], strict=True)))
+            text = "".join(chain.from_iterable(zip(pieces, [*model.media.texts(pictures), ""], strict=True)))
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
         raise UserError("the prompt", "empty", "some text")
     return ids
 
 
-def answer(model: Opened, ids: list[int], num_messages: int, pictures: Sequence[Image] = ()) -> tuple[list[int], str]:
+def answer(model: Opened, ids: list[int], num_messages: int, pictures: Sequence[Media] = ()) -> tuple[list[int], str]:
     """Show the answer to a prompt as it is generated. Returns its ids, and its text without special tokens.
 
     Args:
@@ -87,8 +87,8 @@ def answer(model: Opened, ids: list[int], num_messages: int, pictures: Sequence[
     policy = model.policy
     input_ids = torch.tensor([ids], device=policy.accelerator.device)
     seen = {}
-    if model.images and pictures:
-        seen = model.images.generation_inputs(input_ids.cpu(), [[(each, "/", "--image") for each in pictures]])
+    if model.media and pictures:
+        seen = model.media.generation_inputs(input_ids.cpu(), [[(each, "/", "--image") for each in pictures]])
         seen = {name: tensor.to(input_ids.device) for name, tensor in seen.items()}
     with (
         torch.no_grad(),
@@ -142,7 +142,7 @@ class Conversation:
             if self._observation:
                 show(self._observation)
 
-    def ask(self, question: str, pictures: Sequence[Image]) -> list[Message]:
+    def ask(self, question: str, pictures: Sequence[Media]) -> list[Message]:
         """Show the answer, with tools in several turns. Returns all messages with it."""
         model, played = self.model, self._played
         if self.messages is self._beginning:
@@ -238,14 +238,14 @@ def _typed() -> Iterator[str]:
     show("")
 
 
-def _inspected(file: str) -> Image:
+def _inspected(file: str) -> Media:
     try:
-        return inspect(os.path.realpath(os.path.expanduser(file)), "/")
+        return inspect("image", os.path.realpath(os.path.expanduser(file)), "/")
     except UserError as error:
         raise UserError(*(replace(problem, where="--image", fix="") for problem in error.problems)) from None
 
 
-def _ask(conversations: list[Conversation], question: str, pictures: Sequence[Image]) -> list[list[Message]]:
+def _ask(conversations: list[Conversation], question: str, pictures: Sequence[Media]) -> list[list[Message]]:
     """Print the answer in each conversation as it is generated. Returns what ``ask`` does."""
     found = []
     for name, conversation in zip(("tuned", "base"), conversations, strict=False):

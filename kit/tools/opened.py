@@ -14,7 +14,7 @@ from kit.data.chat.template import Jinja, Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.model.adapters.adapter import adapters_off
 from kit.model.build import build_meta_model, check_model, num_positions, open_config
-from kit.model.images import Images, open_images
+from kit.model.media.codec import MediaInputs, open_media
 from kit.model.pretrained.heads import head_of
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.rollouts.tools.tool_environment import Tools
@@ -41,7 +41,7 @@ class Opened:
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
     recipe: Recipe
-    images: Images | None = None  # None: it reads none, or none was asked for
+    media: MediaInputs | None = None  # None: it reads none, or none was asked for
     tools: Tools | None = None
     aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 
@@ -69,9 +69,7 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     return planned.recipe, topology
 
 
-def open_model(
-    recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool, with_images: bool = False
-) -> Opened:
+def open_model(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool, with_media: bool = False) -> Opened:
     """Open the model that a recipe names.
 
     Args:
@@ -84,7 +82,7 @@ def open_model(
             no images.
     """
     texts = read_texts(run_of(recipe.adapter_name_or_path or recipe.model_name_or_path))
-    is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template or recipe.has_tools)
+    is_plain |= texts.form != "chat" and not (with_media or recipe.chat_template or recipe.has_tools)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
         raise UserError("--base", "this is a full model, not an adapter: it has no base", "an adapter", "leave it out")
@@ -95,10 +93,9 @@ def open_model(
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)
-    images = open_images(recipe, recipe, config, meta_model, tokenizer) if with_images else None
+    media = open_media(recipe, recipe, config, meta_model, tokenizer) if with_media else None
     source = None if is_plain else _template_of(recipe, tokenizer)
-    image_token = images.token if images else ""
-    template = Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0] if source else None
+    template = Drafters(source, tokenizer, "assistant", media is not None).of(False, {})[0] if source else None
     tools = Tools(recipe, source, tokenizer) if source and recipe.has_tools else None
     session = Session(recipe, topology)
     if checkpoint:
@@ -112,7 +109,7 @@ def open_model(
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     ends |= {tools.turns.end} if tools else set()
-    return Opened(policy, template, sorted(ends), num_positions(config), recipe, images, tools)
+    return Opened(policy, template, sorted(ends), num_positions(config), recipe, media, tools)
 
 
 def base_of(tuned: Opened) -> Opened:

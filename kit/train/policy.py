@@ -93,7 +93,7 @@ def build_policy(
         load_weights(prepared.model, weights)
     policy = Policy(**vars(prepared), tokenizer=tokenizer, notes=notes, layers=layers)
     if data and recipe.packing:
-        check_isolation(policy, vocab_size, data.encoder.pack_length, data.images)
+        check_isolation(policy, vocab_size, data.encoder.pack_length, data.media)
     if trains:
         policy.notes += prove_head(policy, vocab_size)
     if layers:

@@ -16,10 +16,11 @@ from vision_models import picture, write_rows
 from kit.config.recipe import Recipe
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
+from kit.data.media import Media
 from kit.export.final import write_model
 from kit.model.build import build_model
-from kit.model.images import FAMILIES
 from kit.model.load_plan import LoadPlan
+from kit.model.media.codec import FAMILIES
 from kit.model.pretrained.classes import auto_class
 from kit.preflight import preflight
 from kit.strategy.weights import whole_state
@@ -85,7 +86,7 @@ def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_pa
         if reference is None:
             reference = auto_class(checked.config).from_pretrained(model_folder, attn_implementation="sdpa").train()
             for i, row in enumerate(rows):
-                loss, ids = own_losses(reference, checked.data.encoder.images, row, tmp_path)
+                loss, ids = own_losses(reference, checked.data.encoder.media, row, tmp_path)
                 assert checked.data.train[i][0].tolist() == ids
                 loss.backward()
                 expected.append(loss.item())
@@ -110,13 +111,15 @@ def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_pa
 def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):
     data = write_rows(tmp_path, ROWS)
     checked = check(vision_model("qwen2_vl"), data, max_pixels=28 * 28 * 4)
-    assert checked.data.encoder.images.count(500, 500) == 4
+    codec = checked.data.encoder.media
+    image = Media("image", b"", False, (500, 500), 0, 0)
+    assert sum(map(codec.count, codec.texts([image]))) == 4
     model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
     final = tmp_path / "final"
     final.mkdir()
     write_model(final, model, whole_state(model), checked.tokenizer, "card", None, pixels=(None, 28 * 28 * 4))
     again = check(final, data)
-    assert again.data.encoder.images.key == checked.data.encoder.images.key
+    assert again.data.encoder.media.key == checked.data.encoder.media.key
     opened = auto_class(checked.config).from_pretrained(final)
     assert all(torch.equal(p, opened.get_parameter(name)) for name, p in model.named_parameters())
 
@@ -212,8 +215,8 @@ def test_a_stream_has_the_images_of_its_rows_on_every_topology_and_after_every_s
 
     def seen(batches):
         """The features of each image, all rows of which are as large; and of how many micro-batches there are none."""
-        found = [image for each in batches for image in each.tower_inputs["pixel_values"] if each.num_images]
-        return sorted(image.sum().item() for image in found), sum(not each.num_images for each in batches)
+        found = [image for each in batches for image in each.encoder_inputs["pixel_values"] if each.num_media]
+        return sorted(image.sum().item() for image in found), sum(not each.num_media for each in batches)
 
     def feeds(world, state):
         return [checked.data.open_feed(checked.recipe, Ranks(i, world), 0, state, str(tmp_path)) for i in range(world)]
@@ -265,9 +268,9 @@ def test_kto_takes_images_before_the_answer_alone(vision_model, tmp_path):
     batch = first_batch(check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora"))
     own, mismatched = ({each.segments[0][2]: each for each in of} for of in (batch.micro_batches, batch.mismatched))
     for i in range(2):
-        assert own[i].num_images == 1
-        for name, values in own[i].tower_inputs.items():
-            assert torch.equal(mismatched[i].tower_inputs[name], values)
+        assert own[i].num_media == 1
+        for name, values in own[i].encoder_inputs.items():
+            assert torch.equal(mismatched[i].encoder_inputs[name], values)
     rows[1]["completion"] += [asked[0], answers[0]]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r"rated.jsonl:2 images: one after the first answer"):

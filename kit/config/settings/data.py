@@ -47,8 +47,8 @@ class DataSettings(BaseModel):
     system_prompt: str | None = _identity(
         None, "system prompt for conversations without one, in training and evaluation"
     )
-    image_folder: str | None = _option(
-        None, "folder of the images, to which their paths are relative; default: the folder of the data file"
+    media_folder: str | None = _option(
+        None, "folder of images and audio, to which their paths are relative; default: the folder of the data file"
     )
     min_pixels: int | None = _identity(
         None, "minimum image area: smaller images are resized, if the image processor supports it", "pixels", ge=1

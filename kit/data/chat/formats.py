@@ -12,7 +12,7 @@ A sample is one of:
 - ``{"prompt": ..., "chosen": ..., "rejected": ...}``: two answers to one prompt, the better one and the worse one; all
   are lists of messages, or all are texts.
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
-- All but the next may have ``images``, if they are conversations: see ``kit.data.chat.image_parts``.
+- All but the next may have ``images``, if they are conversations: see ``kit.data.chat.media_parts``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where the loss is masked).
 - For a classification or embedding head ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with
   answers or without; with ``margin``, or with ``label``, a list of names.
@@ -26,14 +26,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.config.prompt_format import question, reads_input
-from kit.data.chat.image_parts import images_of_cell, with_images
+from kit.data.chat.media_parts import MEDIA_COLUMNS, media_of_cell, with_media
 from kit.data.chat.messages import are_messages, check_text, read_kwargs, read_tools
 from kit.system.errors import Problem, UserError
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
-IMAGES = "images"
 IGNORED = -100  # the label of a token that is masked out of the loss
 ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of datasets that have none
 ANSWERS = ("output", "completion", "chosen", "rejected", "reasoning_content")  # which may stand alone in a list
@@ -89,11 +88,9 @@ def to_sample(
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     try:
-        if IMAGES not in format.fields:
-            return format.make(_with_question(values, prompt_format))
-        values[IMAGES] = images_of_cell(values.get(IMAGES))
-        sample = format.make(_with_question(values, prompt_format))
-        return with_images(sample, values[IMAGES], fields.get(IMAGES) in row)
+        media = {name: media_of_cell(values.get(name)) for name in MEDIA_COLUMNS if name in format.fields}
+        sample = format.make(_with_question(values | media, prompt_format))
+        return with_media(sample, {name: each for name, each in media.items() if fields.get(name) in row})
     except UserError as error:
         return error.problems
 

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kit.data.chat.image_parts import IMAGE, TYPES, Reference, image_of_part
+from kit.data.chat.media_parts import MARKS, TYPES, Reference, part_of
+from kit.data.media import MediaKind
 from kit.data.strict_json import RepeatedKey, parse
 from kit.system.errors import UserError, did_you_mean, kind
 
@@ -163,10 +164,10 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
         if given.get(key):
             message[key] = check_text(f"{at}.{key}", given[key])
     has_calls = "tool_calls" in message
-    images: list[Reference | None] = []
-    message["content"] = "" if content is None and has_calls else _joined(content_at, content, images)
-    if images:  # ``images.with_images`` takes them out
-        message["images"] = images
+    media: list[tuple[MediaKind, Reference | None]] = []
+    message["content"] = "" if content is None and has_calls else _joined(content_at, content, media)
+    if media:  # ``media_parts.with_media`` takes them out
+        message["media"] = media
     may_be_empty = role in ("tool", "system") or has_calls or speaker in CALLERS or bool(reasoning)
     check_text(content_at, message["content"], may_be_empty)
     weight = _weight(at, given, role)
@@ -194,18 +195,18 @@ def _reasoning(at: str, message: Message, role: str) -> str | None:
     return next(iter(said), "" if keys and role == "assistant" else None)
 
 
-def _joined(where: str, content: Any, images: list[Reference | None]) -> Any:
+def _joined(where: str, content: Any, media: list[tuple[MediaKind, Reference | None]]) -> Any:
     """Join content that is given as a list of parts; return any other content as it is. Raises ``UserError``.
 
-    An image becomes the character ``IMAGE``, and is added to ``images``; see ``images.image_of_part``.
+    An image becomes its mark (``media_parts.MARKS``), and is added to ``media``.
     """
     if not isinstance(content, list):
         return content
     texts = []
     for i, piece in enumerate(content):
         if isinstance(piece, dict) and piece.get("type") in TYPES:
-            images.append(image_of_part(f"{where}[{i}]", piece))
-            texts.append(IMAGE)
+            media.append((TYPES[piece["type"]], part_of(f"{where}[{i}]", piece)))
+            texts.append(MARKS[TYPES[piece["type"]]])
             continue
         if not isinstance(piece, dict) or piece.get("type") != "text" or not isinstance(piece.get("text"), str):
             given = piece.get("type") if isinstance(piece, dict) else None

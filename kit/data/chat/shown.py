@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
-from kit.data.chat.image_parts import IMAGE
+from kit.data.chat.media_parts import IMAGE
 from kit.data.chat.messages import REASONING
 from kit.data.chat.template import AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
 from kit.system.errors import UserError

@@ -14,10 +14,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
-from kit.data.chat.image_parts import IMAGE
+from kit.data.chat.media_parts import has_media, parts_of
 from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, render, variables
 from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
 from kit.system.durable import read_small
@@ -143,14 +142,14 @@ class Template:
 
     Attributes:
         source: the Jinja text.
-        image_token: the token that it writes for an image; empty if the model accepts no images.
+        reads_media: it is given images as parts of messages.
 
     Raises ``UserError`` if ``source`` does not compile.
     """
 
-    def __init__(self, source: str, tokenizer: Any, image_token: str = "") -> None:
+    def __init__(self, source: str, tokenizer: Any, reads_media: bool = False) -> None:
         self._tokenizer = tokenizer
-        self.image_token = image_token
+        self.reads_media = reads_media
         self.source = source
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
@@ -222,17 +221,16 @@ class Template:
 
     def _as_read(self, messages: Messages) -> Messages:
         """The messages as the template reads them: as a list of parts if they have images, or if it shows no other."""
-        if not self._reads_parts_only and not self.image_token:
+        if not self._reads_parts_only and not self.reads_media:
             return messages
         return [message | {"content": self._parts(message.get("content"))} for message in messages]
 
     def _parts(self, content: Any) -> Any:
-        if not isinstance(content, str) or not (self._reads_parts_only or IMAGE in content):
+        if not isinstance(content, str) or not (self._reads_parts_only or has_media(content)):
             return content
-        if not self.image_token:
+        if not self.reads_media:
             return [{"type": "text", "text": content}]
-        parts = [[{"type": "image"}, {"type": "text", "text": text}] for text in content.split(IMAGE)]
-        return [part for part in list(chain.from_iterable(parts))[1:] if part.get("text") != ""]
+        return parts_of(content)
 
     @cached_property
     def _reads_parts_only(self) -> bool:

@@ -10,17 +10,19 @@ Promises:
 - A sample that cannot be encoded like this is refused, with the reason.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from kit.data.chat.formats import IGNORED
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
+from kit.data.media import Media, MediaKind
 from kit.system.errors import Problem, UserError
 
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
@@ -73,15 +75,15 @@ class Encoded:
     input_ids: list[int]  # [T]
     weights: list[float]  # [T], of each token in the loss as a target; 0: masked out
     remarks: tuple[str, ...] = ()  # for the user; if a conversation became several samples, the first has them
-    num_images: int = 0  # the first ones of the sample stand in it
+    num_media: int = 0  # the first ones of the sample stand in it
     form: str = FORMS[0]
 
 
-class ImageCodec(Protocol):
-    """Makes the image placeholders of a text, and the pixel inputs (``kit.model.images.Images``)."""
+class MediaCodec(Protocol):
+    """Makes placeholders in a text, and inputs of encoders (``kit.model.media.codec.MediaInputs``)."""
 
-    token: str  # what a chat template writes for an image
-    placeholder_id: int  # the token in whose place the model puts a feature
+    tokens: dict[MediaKind, str]  # what a chat template writes for an image
+    placeholder_ids: frozenset[int]  # tokens in whose places the model puts features
 
     @property
     def description(self) -> str:
@@ -91,11 +93,14 @@ class ImageCodec(Protocol):
     def key(self) -> str:
         """What identifies all this in the key of a cache entry."""
 
-    def of(self, height: int, width: int) -> str:
-        """Return the text for an image of this size: one placeholder per image feature, with the tokens around them."""
+    def texts(self, media: Sequence[Media]) -> list[str]:
+        """Return the text of each image of a row: one placeholder per feature, with the tokens around them.
 
-    def count(self, height: int, width: int) -> int:
-        """Return the number of placeholders in that text."""
+        Raises ``UserError`` if the processor refuses one.
+        """
+
+    def count(self, text: str) -> int:
+        """Return the number of placeholders in such a text."""
 
     def ids(self, text: str) -> frozenset[int]:
         """Return the ids of the added tokens in that text."""
@@ -106,10 +111,10 @@ class ImageCodec(Protocol):
     def shown(self, text: str) -> str:
         """Return a decoded prompt with one placeholder for each image."""
 
-    def inputs(self, input_ids: Any, segments: Any, images: Any) -> dict[str, Any]:
+    def inputs(self, input_ids: Any, segments: Any, media: Any) -> dict[str, Any]:
         """Return the fields of ``MicroBatch`` for the images of its segments."""
 
-    def generation_inputs(self, input_ids: Any, images: Any) -> dict[str, Any]:
+    def generation_inputs(self, input_ids: Any, media: Any) -> dict[str, Any]:
         """Return the model's inputs for prompts with these images, without the ids."""
 
 
@@ -118,7 +123,7 @@ def encode_all(
     tokenizer: Any,
     template: Jinja,
     train_on: TrainOn = "assistant",
-    images: ImageCodec | None = None,
+    media: MediaCodec | None = None,
 ) -> list[list[Encoded] | Problem]:
     """Encode samples in the kit's form (``formats.to_sample``); many at a time is faster than one by one.
 
@@ -131,8 +136,8 @@ def encode_all(
       exception: if there is no whitespace on either side of the border, the *completion* gets a leading newline. The
       model is trained to write it, so at inference the prompt is exactly the user's text.
     - ``text``: BOS + text + EOS, all supervised.
-    - ``images`` with one of the former, each with ``height`` and ``width``: the token that the template writes for an
-      image is replaced by its placeholders, which are never supervised.
+    - ``media`` (``Media``) with one of the former: the token that the template writes for one is replaced
+      by its placeholders, which are never supervised.
     - ``plain``, a text or two: what the tokenizer itself makes of them, with its special tokens.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
@@ -143,17 +148,17 @@ def encode_all(
     """
     if not tokenizer.is_fast:
         raise UserError("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json")
-    return _Encoder(tokenizer, template, train_on, images).encode_all(samples)
+    return _Encoder(tokenizer, template, train_on, media).encode_all(samples)
 
 
 class _Encoder:
     """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
 
-    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn, images: ImageCodec | None) -> None:
+    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn, media: MediaCodec | None) -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
-        self.images = images
-        self.drafters = Drafters(source, tokenizer, train_on, images.token if images else "")
+        self.media = media
+        self.drafters = Drafters(source, tokenizer, train_on, media is not None)
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()  # earlier calls may have left it switched on
         self.backend.no_padding()
@@ -210,12 +215,12 @@ class _Encoder:
             return [(yield from self.encode_texts("", sample["text"]))]
         tools = sample.get("tools") or None
         kwargs = sample.get("chat_template_kwargs") or {}
-        images = sample.get("images", ())
+        media = sample.get("media", ())
         if "messages" in sample:
-            return (yield from self.encode_chat(sample["messages"], 0, tools, kwargs, images))
+            return (yield from self.encode_chat(sample["messages"], 0, tools, kwargs, media))
         prompt, completion = sample["prompt"], sample["completion"]
         if isinstance(prompt, list):
-            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs, images))
+            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs, media))
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
             fix = "give a template as --chat_template, which makes messages of prompt and completion"
@@ -242,7 +247,7 @@ class _Encoder:
         return Encoded(ids, weights, (NEWLINE_ADDED,) if needs_newline else (), form="ended")
 
     def encode_chat(
-        self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any], images: Sequence[Any] = ()
+        self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any], media: Sequence[Any] = ()
     ) -> TokenRequests:
         """Encode a conversation; answers from message number ``first`` on are supervised. Returns ``list[Encoded]``."""
         template, drafter = self.drafters.of(bool(tools), kwargs)
@@ -259,11 +264,12 @@ class _Encoder:
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
-        of_images: frozenset[int] = frozenset()
-        if self.images:
-            texts = [self.images.of(image.height, image.width) for image in images]
-            drafts = [self.with_placeholders(draft, texts, template) for draft in drafts]
-            of_images = frozenset().union(*map(self.images.ids, texts))
+        of_media: frozenset[int] = frozenset()
+        if self.media:
+            of_drafts = [self.media.texts(media[: draft.num_media]) for draft in drafts]
+            drafts = [self.with_placeholders(*each, template) for each in zip(drafts, of_drafts, strict=True)]
+            texts = set(chain.from_iterable(of_drafts))
+            of_media = frozenset().union(*map(self.media.ids, texts))
         samples = yield from self.encode_drafts(drafts, template)
         starts = [ids[:2] for ids, _ in samples]
         if self.bos is not None and [self.bos, self.bos] in starts:
@@ -271,13 +277,13 @@ class _Encoder:
             raise template.refusal(found)
         if self.adds_bos and any(ids[:1] != [self.bos] for ids in starts):
             remarks.append(NO_BOS)
-        if of_images:
+        if of_media:
             samples = [
-                (ids, [0.0 if i in of_images else w for i, w in zip(ids, weights, strict=True)])
+                (ids, [0.0 if i in of_media else w for i, w in zip(ids, weights, strict=True)])
                 for ids, weights in samples
             ]
         encoded = [
-            Encoded(ids, weights, num_images=draft.num_images if self.images else 0)
+            Encoded(ids, weights, num_media=draft.num_media if self.media else 0)
             for draft, (ids, weights) in zip(drafts, samples, strict=True)
         ]
         encoded[0] = replace(encoded[0], remarks=tuple(remarks))
@@ -288,22 +294,24 @@ class _Encoder:
 
         Raises ``UserError`` if the text has more or fewer such tokens than images.
         """
-        assert self.images is not None
-        token = self.images.token
-        pieces = draft.text.split(token)
-        if draft.num_images > len(texts):
+        assert self.media is not None
+        pattern = "|".join(map(re.escape, self.media.tokens.values()))
+        places = [match.span() for match in re.finditer(pattern, draft.text)]
+        if draft.num_media > len(texts):
             raise UserError("messages", "the character U+FDD2, which stands for an image", "a text without it")
-        if len(pieces) - 1 != draft.num_images:
-            found = f"{len(pieces) - 1} times {token} for {draft.num_images} images"
-            if len(pieces) - 1 < draft.num_images:
+        if len(places) != draft.num_media:
+            tokens = " or ".join(self.media.tokens.values())
+            found = f"{len(places)} times {tokens} for {draft.num_media} images"
+            if len(places) < draft.num_media:
                 raise template.refusal(f"the chat template leaves images out: {found}")
-            raise UserError("messages", f"{found}: the text itself has it", f"no {token} in a text")
-        if not draft.num_images:
+            raise UserError("messages", f"{found}: the text itself has it", f"no {tokens} in a text")
+        if not draft.num_media:
             return draft
-        text = pieces[0] + "".join(new + piece for new, piece in zip(texts, pieces[1:], strict=False))
-        # Where each token ends, and by how much the text is longer up to there.
-        borders = list(accumulate(len(piece) + len(token) for piece in pieces[:-1]))
-        sums = [0, *accumulate(len(new) - len(token) for new in texts[: draft.num_images])]
+        borders = [end for _, end in places]
+        pieces = [draft.text[at:start] for at, (start, _) in zip([0, *borders], places, strict=False)]
+        text = "".join(chain.from_iterable(zip(pieces, texts, strict=True))) + draft.text[borders[-1] :]
+        # By how much the text is longer up to each border.
+        sums = [0, *accumulate(len(new) - (end - start) for new, (start, end) in zip(texts, places, strict=True))]
 
         def moved(at: int) -> int:
             return at + sums[bisect_right(borders, at)]

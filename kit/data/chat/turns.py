@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from kit.data.chat.answer_spans import AnswerFinder, RenderedAnswer
 from kit.data.chat.conversation import Conversation
-from kit.data.chat.image_parts import IMAGE
+from kit.data.chat.media_parts import num_media
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shown import (
     check_extras,
@@ -49,7 +49,7 @@ class Draft:
     spans: list[tuple[int, int, float]]  # characters [start, end) of the text, in its order, and their weight
     rest: float = 0.0  # weight of all other characters
     remarks: tuple[str, ...] = ()  # for the user
-    num_images: int = 0  # of the messages in the text
+    num_media: int = 0  # of the messages in the text
 
 
 class Drafter:
@@ -107,7 +107,7 @@ class Drafter:
         answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in supervised}
         if not answers:
             # A conversation without a supervised token is still a draft: the caller counts it as dropped.
-            return [Draft(self._template.render(messages, tools), [], num_images=_num_images(messages))]
+            return [Draft(self._template.render(messages, tools), [], num_media=_num_media(messages))]
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))
@@ -128,7 +128,7 @@ class Drafter:
             read = [messages[i] for i in weights if i < last and i not in supervised]
             remarks |= {} if have_ends else {NO_END_OF_TURN: None}
             remarks |= {} if all(keeps_reasoning(text, answer) for answer in read) else {FORGOTTEN: None}
-            drafts.append(Draft(text, spans, 0.0, tuple(remarks), _num_images(messages[: last + 1])))
+            drafts.append(Draft(text, spans, 0.0, tuple(remarks), _num_media(messages[: last + 1])))
             if sum(len(draft.text) for draft in drafts) > MAX_CHARACTERS:
                 raise self._template.too_long(MAX_CHARACTERS)
         return drafts[::-1]
@@ -169,7 +169,7 @@ class Drafter:
             last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
             remarks = last.remarks if self._stops.ends_turn(text, start, last.end) else (*last.remarks, NO_END_OF_TURN)
-        return Draft(text, [], 1.0, remarks, _num_images(messages))
+        return Draft(text, [], 1.0, remarks, _num_media(messages))
 
     def prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
@@ -184,12 +184,12 @@ class Drafter:
 class Drafters:
     """The drafters of a tokenizer's templates, each made when it is first needed."""
 
-    def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn, image_token: str = "") -> None:
+    def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn, reads_media: bool = False) -> None:
         self._named = source if isinstance(source, dict) else {"default": source} if source is not None else {}
         self._train_on = train_on
         self._stops = Stops(tokenizer)
         self._tokenizer = tokenizer
-        self._template = cache(lambda name: Template(self._named[name], tokenizer, image_token))
+        self._template = cache(lambda name: Template(self._named[name], tokenizer, reads_media))
         self._with_values = lru_cache(MAX_DRAFTERS)(self._make)
 
     def of(self, has_tools: bool, kwargs: Mapping[str, Any]) -> tuple[Template, Drafter]:
@@ -213,8 +213,8 @@ class Drafters:
         return template, Drafter(template, self._stops, self._train_on)
 
 
-def _num_images(messages: Messages) -> int:
-    return sum(message["content"].count(IMAGE) for message in messages)
+def _num_media(messages: Messages) -> int:
+    return sum(num_media(message["content"]) for message in messages)
 
 
 def with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,9 @@ class MicroBatch:
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
     # If the data have images: the inputs of the vision tower, by the names of its arguments, and what it needs per
     # token. Without an image in the rows, the tower encodes a dummy image, so that every rank runs it.
-    tower_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    encoder_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     token_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    num_images: int = 0
+    num_media: int = 0
 
     @property
     def max_seq_len(self) -> int | None:
@@ -84,7 +84,7 @@ class MicroBatch:
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors."""
         own = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        named = (self.per_sequence, self.per_target, self.tower_inputs, self.token_inputs)
+        named = (self.per_sequence, self.per_target, self.encoder_inputs, self.token_inputs)
         return [*own, *chain.from_iterable(each.values() for each in named)]
 
     def with_per_sequence(self, **values: torch.Tensor) -> "MicroBatch":
@@ -110,11 +110,11 @@ class MicroBatch:
             "target_positions": self.target_positions,
             "targets": self.targets,
         }
-        of_images: dict[str, Any] = dict(self.token_inputs)
-        if self.tower_inputs:
-            of_images |= self.tower_inputs if self.num_images else {"dummy_images": self.tower_inputs}
+        of_media: dict[str, Any] = dict(self.token_inputs)
+        if self.encoder_inputs:
+            of_media |= self.encoder_inputs if self.num_media else {"dummy_media": self.encoder_inputs}
         if self.cu_seq_lens is None:
-            return inputs | {"attention_mask": self.attention_mask} | of_images
+            return inputs | {"attention_mask": self.attention_mask} | of_media
         inputs |= {
             "position_ids": self.position_ids,
             "cu_seq_lens_q": self.cu_seq_lens,
@@ -124,7 +124,7 @@ class MicroBatch:
             "segment_lengths": self.segment_lengths,
             "token_mask": self.token_mask,
         }
-        return inputs | of_images
+        return inputs | of_media
 
 
 def padded_length(longest: int, max_length: int) -> int:
@@ -237,7 +237,7 @@ class Collator:
                 "token_mask": mask,
             }
         of_sequences = samples.per_sequence(members, np.array(numbers, np.int64))
-        own |= samples.image_inputs(input_ids.reshape(shape), segments)
+        own |= samples.media_inputs(input_ids.reshape(shape), segments)
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids.reshape(shape)),
             target_positions=torch.from_numpy(at if samples.kind.pools else at - 1),

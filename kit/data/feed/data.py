@@ -7,7 +7,7 @@ from typing import Any
 from kit.config.settings.data import DataSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.template import Jinja
-from kit.data.chat.tokens import ImageCodec, form_of
+from kit.data.chat.tokens import MediaCodec, form_of
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import BatchSource, Feed
 from kit.data.feed.mismatched import Mismatched
@@ -59,9 +59,9 @@ class Data:
         return self.train
 
     @property
-    def images(self) -> ImageCodec | None:
-        """See ``Samples.image_codec``."""
-        return self.train.image_codec
+    def media(self) -> MediaCodec | None:
+        """See ``Samples.media_codec``."""
+        return self.train.media_codec
 
     def whole_epochs_after(self, num_steps: int) -> int:
         """Return how many epochs the first ``num_steps`` steps complete."""

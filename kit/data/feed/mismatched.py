@@ -37,9 +37,9 @@ class Mismatched(Table):
         """Those of the samples; the reference's log-probabilities are those of the other answers."""
         return self._samples.per_sequence(members, numbers + 1)
 
-    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+    def media_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
         """Those of the samples: all of an image stands in the prompt."""
-        return self._samples.image_inputs(input_ids, segments)
+        return self._samples.media_inputs(input_ids, segments)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """See ``Table``."""

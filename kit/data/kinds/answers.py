@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.data.chat.formats import IGNORED, IMAGES, MAX_ID, Format, Sample, template_inputs
+from kit.data.chat.formats import IGNORED, MAX_ID, Format, Sample, template_inputs
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.messages import (
     SPEAKERS,
     Message,
@@ -49,8 +50,8 @@ def _from_instruction(values: Mapping[str, Any]) -> Sample:
 
 def _from_images(values: Mapping[str, Any]) -> Sample:
     """Answers to pictures alone, such as captions."""
-    if not values[IMAGES]:
-        raise UserError(IMAGES, "none", "an image, which output describes")
+    if not values["images"]:
+        raise UserError("images", "none", "an image, which output describes")
     answer = {"role": "assistant", "content": check_text("output", values["output"])}
     return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}
 
@@ -87,7 +88,7 @@ def _from_token_ids(values: Mapping[str, Any]) -> Sample:
     return {"input_ids": ids, "labels": labels}
 
 
-_INPUTS = ("tools", "chat_template_kwargs", IMAGES)
+_INPUTS = ("tools", "chat_template_kwargs", *MEDIA_COLUMNS)
 
 
 class AnswerRows(RowKind):
@@ -105,12 +106,12 @@ class AnswerRows(RowKind):
         Format(
             ("instruction", "output"),
             _from_instruction,
-            optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs", IMAGES),
+            optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs", *MEDIA_COLUMNS),
             is_chat=True,
         ),
         Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
         Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
-        Format((IMAGES, "output"), _from_images, optional=("system",), is_chat=True),
+        Format(("images", "output"), _from_images, optional=("system",), is_chat=True),
     )
     objective = "--objective sft takes answers to imitate"
     is_demonstration = True

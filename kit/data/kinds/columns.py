@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kit.data.chat.formats import ANSWERS, IGNORE, alone, opened
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.messages import are_messages, is_message
 from kit.data.kinds.answers import AnswerRows
 from kit.data.kinds.kind import RowKind
@@ -43,7 +44,17 @@ ALIASES = {
 _CHATS = ("messages", "conversations")
 _MESSAGES = (*_CHATS, "prompt", "completion", "chosen", "rejected")  # fields that may hold messages
 # Fields that hold neither text nor messages.
-_OTHERS = ("images", "history", "tools", "chat_template_kwargs", "input_ids", "label", "labels", "negative", "margin")
+_OTHERS = (
+    *MEDIA_COLUMNS,
+    "history",
+    "tools",
+    "chat_template_kwargs",
+    "input_ids",
+    "label",
+    "labels",
+    "negative",
+    "margin",
+)
 
 
 def columns_flag(columns: Mapping[str, str]) -> str:

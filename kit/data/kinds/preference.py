@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
+from kit.data.chat.formats import Format, Sample, template_inputs
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.preferences import answers_to_one_prompt
 from kit.data.kinds.kind import Sequences, Stored
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt
@@ -19,7 +20,9 @@ class PreferenceRows(OnePrompt):
     """Sequence 0 is the prompt with the chosen answer, whose weight is the last value; 1 is with the rejected one."""
 
     formats = (
-        Format(("chosen", "rejected"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
+        Format(
+            ("chosen", "rejected"), _read, optional=(*INPUTS, *MEDIA_COLUMNS), all_or_none=("prompt", "instruction")
+        ),
     )
     objective = "--objective dpo takes preference pairs"
     compares_answers = True

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
+from kit.data.chat.formats import Format, Sample, template_inputs
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.preferences import answers_to_one_prompt
 from kit.data.kinds.kind import Sequences, Stored
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt, first_target
@@ -27,7 +28,9 @@ class UnpairedPreferenceRows(OnePrompt):
     """Other values: the tokens of the prompt, and whether the answer is a good one."""
 
     formats = (
-        Format(("label", "completion"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
+        Format(
+            ("label", "completion"), _read, optional=(*INPUTS, *MEDIA_COLUMNS), all_or_none=("prompt", "instruction")
+        ),
     )
     objective = "--objective kto takes unpaired preferences"
     answers = ("completion",)

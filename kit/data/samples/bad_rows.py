@@ -18,7 +18,7 @@ LOSSES = {
     "num_truncated": "truncated at {} tokens",
     "num_split": "chunked into pieces of {} tokens",
     "num_dropped_long": "left out: longer than {} tokens",
-    "num_dropped_images": "left out: longer than {} tokens, and with images, which are never truncated",
+    "num_dropped_media": "left out: longer than {} tokens, and with images, which are never truncated",
     "num_dropped_unsupervised": "dropped: nothing supervised left",
 }
 MAX_UNUSED = 10  # columns in a note
@@ -72,7 +72,7 @@ class Tally:
         if num_left:
             return
         found, fix = "no rows", ""
-        if any(self.counts[key] for key in ("num_truncated", "num_dropped_long", "num_dropped_images")):
+        if any(self.counts[key] for key in ("num_truncated", "num_dropped_long", "num_dropped_media")):
             found = f"none of {num_rows} samples has a supervised token within max_length"
             fix = "raise --max_length"
         elif num_rows:

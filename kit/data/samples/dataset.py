@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.data.chat.formats import IGNORE, IMAGES, Format, to_sample
+from kit.data.chat.formats import IGNORE, Format, to_sample
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.unused import COLUMNS, read_keys
 from kit.data.kinds.answers import AnswerRows
 from kit.data.kinds.columns import choose_fields
@@ -37,8 +38,8 @@ class Dataset:
     def key(self) -> list[Any]:
         """The settings of the entry that change the training, for keys of the cache and fingerprints."""
         wording = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
-        # Images that rows have are known by their content.
-        fields = [each for each in self.fields.items() if each != (IMAGES, IMAGES)]
+        # Media that rows have are known by their content.
+        fields = [each for each in self.fields.items() if not (each[0] == each[1] and each[0] in MEDIA_COLUMNS)]
         return [*sorted(fields), *read_keys(self.ignored), *wording]
 
     def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kit.data.chat.tokens import ImageCodec
+from kit.data.chat.tokens import MediaCodec
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import RowKind
-from kit.data.read.image_files import Image
+from kit.data.media import KINDS, Media
 
 # One sample in the cache.
 SAMPLE = np.dtype(
@@ -24,34 +24,34 @@ SAMPLE = np.dtype(
         ("ids_hash", "<u8"),
     ]
 )
-# An image of a sample, and where its content, or its path in UTF-8, is in ``image_data``.
-IMAGE = np.dtype(
+# An image or audio of a sample, and where its content, or its path in UTF-8, is in ``media_data``.
+MEDIA = np.dtype(
     [
         ("start", "<i8"),
-        ("size", "<i4"),  # bytes
+        ("num_bytes", "<i4"),
+        ("kind", "u1"),  # index in KINDS
         ("is_path", "u1"),
-        ("height", "<i4"),  # pixels, turned as EXIF asks
-        ("width", "<i4"),
-        ("digest", "<u8"),  # see ``kit.data.read.image_files.Image``
+        ("size", "<i8", 2),
+        ("digest", "<u8"),  # see ``kit.data.media.Media``
         ("stamp", "<u8"),
     ]
 )
 
 
-class StoredImages:
-    """The images of samples, from the arrays ``images``, ``image_counts`` and ``image_data`` of a cache entry."""
+class StoredMedia:
+    """The media of samples, from the arrays ``media``, ``media_counts`` and ``media_data`` of a cache entry."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._images, self._data = arrays["images"], arrays["image_data"]
-        self._firsts = np.concatenate([[0], np.cumsum(arrays["image_counts"], dtype=np.int64)])
+        self._media, self._data = arrays["media"], arrays["media_data"]
+        self._firsts = np.concatenate([[0], np.cumsum(arrays["media_counts"], dtype=np.int64)])
 
-    def __getitem__(self, i: int) -> list[Image]:
+    def __getitem__(self, i: int) -> list[Media]:
         """Return those of sample ``i``."""
         found = []
-        for image in self._images[self._firsts[i] : self._firsts[i + 1]]:
-            data = self._data[image["start"] : image["start"] + image["size"]].tobytes()
-            numbers = (int(image[name]) for name in ("height", "width", "digest", "stamp"))
-            found.append(Image(data, bool(image["is_path"]), *numbers))
+        for each in self._media[self._firsts[i] : self._firsts[i + 1]]:
+            data = self._data[each["start"] : each["start"] + each["num_bytes"]].tobytes()
+            about = KINDS[each["kind"]], data, bool(each["is_path"]), tuple(each["size"].tolist())
+            found.append(Media(*about, int(each["digest"]), int(each["stamp"])))
         return found
 
 
@@ -83,10 +83,10 @@ class Table:
         target_weights: float64 [N], the sum of their weights.
         dataset_ids: int [N], the index of its dataset.
         kind: the dataset type of their rows.
-        image_codec: None if no sample has an image.
+        media_codec: None if no sample has images or audio.
     """
 
-    image_codec: ImageCodec | None = None
+    media_codec: MediaCodec | None = None
 
     def __init__(
         self, records: np.ndarray | Mapping[str, np.ndarray], dataset_ids: np.ndarray, kind: RowKind = ANSWER_ROWS
@@ -140,22 +140,22 @@ class Table:
             for name, values in self.attached["token"].items()
         }
 
-    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """Return fields of ``MicroBatch`` for the images of a micro-batch; nothing if no sample has any.
+    def media_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+        """Return fields of ``MicroBatch`` for the media of a micro-batch; nothing if no sample has any.
 
         Args:
             input_ids: int64 [B, T].
             segments: see ``MicroBatch``.
 
-        Raises ``UserError`` if an image cannot be decoded.
+        Raises ``UserError`` if one cannot be decoded.
         """
-        if self.image_codec is None:
+        if self.media_codec is None:
             return {}
-        images = [self.images_with_origin(i) for _, _, i in segments]
-        return self.image_codec.inputs(input_ids, segments, images)
+        media = [self.media_with_origin(i) for _, _, i in segments]
+        return self.media_codec.inputs(input_ids, segments, media)
 
-    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
-        """Return the images of sample ``i``, each with the folder of its path, and where its row is from."""
+    def media_with_origin(self, i: int) -> list[tuple[Media, str, str]]:
+        """Return the media of sample ``i``, each with the folder of its path, and where its row is from."""
         raise NotImplementedError
 
     def __len__(self) -> int:

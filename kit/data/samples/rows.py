@@ -15,18 +15,20 @@ import xxhash
 
 from kit.config.settings.data import DataSettings
 from kit.data.chat.formats import MAX_ID, Sample
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.messages import Message
 from kit.data.chat.template import Jinja
-from kit.data.chat.tokens import ImageCodec, encode_all
+from kit.data.chat.tokens import MediaCodec, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import Limits, RowKind, Sequences
-from kit.data.read import image_files as image_files
+from kit.data.media import KINDS, Media
 from kit.data.read.blocks import Block, Part
+from kit.data.read.media_files import inspect
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.records import IMAGE, SAMPLE, as_columns
+from kit.data.samples.records import MEDIA, SAMPLE, as_columns
 from kit.data.samples.samples import Store
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError
@@ -34,7 +36,7 @@ from kit.system.errors import Problem, UserError
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 15
 AFTER_ANSWERS = "turns after the last answer are left out"
-NO_IMAGES = Problem("images", "this model does not accept images")
+NO_MEDIA = Problem("images", "this model does not accept images")
 REWRITTEN = "the chat template rewrites earlier turns, so these answers have no prompt in common"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 
@@ -56,7 +58,7 @@ class _Kept(NamedTuple):
     number: int  # of its row in that part
     sequences: Sequences
     values: list[float]  # see ``RowKind.values``
-    images: list[image_files.Image]
+    media: list[Media]
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class Encoder:
     settings: DataSettings
     vocab_size: int = MAX_ID  # rows of the model's embedding
     kind: RowKind = ANSWER_ROWS
-    images: ImageCodec | None = None
-    no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
+    media: MediaCodec | None = None
+    no_media: Problem = NO_MEDIA  # of a row that has some, if ``media`` is None
     tools: Sequence[dict[str, Any]] = ()  # JSON schemas of those that the chat template lists in every row
 
     @property
@@ -101,7 +103,7 @@ class Encoder:
         key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length]
         key += [asked.excess_length_strategy, asked.system_prompt, self.vocab_size]
         key = [*key, digest(state, self.tokenizer.special_tokens_map), *self.kind.key()]
-        key += [self.images.key] if self.images else []
+        key += [self.media.key] if self.media else []
         return [*key, json.dumps(self.tools)] if self.tools else key
 
     def about(self) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class Encoder:
     def as_store(self, dataset: Dataset, piece: Piece) -> Store:
         """Return a piece as if it were all samples of its dataset."""
         about = dataset.source, dataset.entry.name, self.kind, piece.arrays, piece.record()
-        return Store(*about, "", partial(self.prompt, dataset), self.images, self.settings.image_folder)
+        return Store(*about, "", partial(self.prompt, dataset), self.media, self.settings.media_folder)
 
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""
@@ -156,7 +158,7 @@ class Encoder:
                 elif unused_problems:
                     refuse(place, unused_problems, is_common=True)
                 elif problems := self._inspect(sample, source.parts[part]):
-                    refuse(place, problems, is_common=self.images is None)
+                    refuse(place, problems, is_common=self.media is None)
                 elif problem := self.kind.check(sample):
                     refuse(place, [problem])
                 elif self.tools and (problem := _beside_tools(sample)):
@@ -179,10 +181,8 @@ class Encoder:
                 found = f"a token id out of range for the model's vocabulary of {self.vocab_size}"
                 refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
-            images = sample.get("images", [])
-            if self.images and (
-                problem := _wrong_placeholders(result, images, self.images, self.kind.is_demonstration)
-            ):
+            media = sample.get("media", [])
+            if self.media and (problem := _wrong_placeholders(result, media, self.media, self.kind.is_demonstration)):
                 refuse(place, [problem])
                 continue
             piece.counts["num_rows"] += 1
@@ -199,41 +199,41 @@ class Encoder:
                     found, expected = f"{num_tokens} tokens", f"at most {self.max_length}"
                     piece.problems.append(Problem(source.origin(*place), found, expected, fix))
                     continue
-                if is_long and sequences[0].num_images:  # an image is never cut
-                    piece.counts["num_dropped_images"] += 1
+                if is_long and sequences[0].num_media:  # an image is never cut
+                    piece.counts["num_dropped_media"] += 1
                     continue
-                shown = images[: sequences[0].num_images]
+                shown = media[: sequences[0].num_media]
                 weighted = list(map(self.kind.weighted, self._cut(sequences, piece) if is_long else [sequences]))
                 piece.counts["num_dropped_unsupervised"] += weighted.count(None)
                 kept += [_Kept(*place, each, self.kind.values(sample, each), shown) for each in weighted if each]
         piece.bad.sort(key=lambda row: (row.part, row.number))
-        piece.arrays = _arrays(kept, self.kind.pools) | (_arrays_of_images(kept) if self.images else {})
+        piece.arrays = _arrays(kept, self.kind.pools) | (_arrays_of_media(kept) if self.media else {})
         return piece
 
     def _inspect(self, sample: Sample, part: Part) -> list[Problem]:
-        """Replace the images of a sample by the data of their headers. Returns their problems."""
-        if "images" not in sample:
+        """Replace the media of a sample by what is known of their files. Returns their problems."""
+        if "media" not in sample:
             return []
-        if self.images is None:
-            return [self.no_images]
-        folder = self.settings.image_folder or part.folder
+        if self.media is None:
+            return [self.no_media]
+        folder = self.settings.media_folder or part.folder
         problems: list[Problem] = []
-        found: list[image_files.Image] = []
-        for i, given in enumerate(sample["images"]):
+        found: list[Media] = []
+        columns = {kind: column for column, kind in MEDIA_COLUMNS.items()}
+        for i, (kind, given) in enumerate(sample["media"]):
             try:
-                image = image_files.inspect(given, folder)
-                self.images.of(image.height, image.width)
-                found.append(image)
+                found.append(inspect(kind, given, folder))
+                self.media.texts(found[-1:])
             except UserError as error:
-                problems += [replace(each, where=f"images[{i}]") for each in error.problems]
-        sample["images"] = found
+                problems += [replace(each, where=f"{columns[kind]}[{i}]") for each in error.problems]
+        sample["media"] = found
         return problems
 
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Sequences] | Problem]:
         """Encode samples, each to its sequences, or to the problem for which it is refused."""
         parts = [self.kind.parts(sample) for sample in samples]
         every_part = list(map(self._as_rendered, chain.from_iterable(parts)))
-        left = iter(encode_all(every_part, self.tokenizer, self.template, self.settings.train_on, self.images))
+        left = iter(encode_all(every_part, self.tokenizer, self.template, self.settings.train_on, self.media))
         return [
             self.kind.join(sample, list(islice(left, len(of_sample))))
             for sample, of_sample in zip(samples, parts, strict=True)
@@ -305,40 +305,40 @@ def _ends_without_answer(sample: Sample, answers: tuple[str, ...]) -> bool:
 
 
 def _wrong_placeholders(
-    result: Sequence[Sequences], images: Sequence[image_files.Image], placeholders: ImageCodec, are_demonstrations: bool
+    result: Sequence[Sequences], media: Sequence[Media], placeholders: MediaCodec, are_demonstrations: bool
 ) -> Problem | None:
-    """The problem of a row whose tokens have another number of placeholders than its images have features.
+    """The problem of a row whose tokens have another number of placeholders than its media have features.
 
     Or the problem of a preference row with an image after its first answer: both answers share the images of the
     prompt, and kto pairs the answer with another prompt.
     """
     for encoded in chain.from_iterable(result):
-        wanted = sum(placeholders.count(each.height, each.width) for each in images[: encoded.num_images])
-        found = encoded.input_ids.count(placeholders.placeholder_id)
+        wanted = sum(map(placeholders.count, placeholders.texts(media[: encoded.num_media])))
+        found = sum(map(placeholders.placeholder_ids.__contains__, encoded.input_ids))
         if found != wanted:
-            text = f"{found} image placeholders in its tokens, for {wanted} image features"
-            return Problem("", text, "only those of its images: the text itself contains the image token")
+            text = f"{found} placeholders in its tokens, for {wanted} features of its images"
+            return Problem("", text, "only those of its images: the text itself contains such a token")
         first = next((i for i, weight in enumerate(encoded.weights) if i and weight), 0)
-        if not are_demonstrations and first and placeholders.placeholder_id in encoded.input_ids[first:]:
+        if not are_demonstrations and first and not placeholders.placeholder_ids.isdisjoint(encoded.input_ids[first:]):
             return Problem("images", "one after the first answer", "all in the prompt, before the answers")
     return None
 
 
-def _arrays_of_images(kept: Sequence[_Kept]) -> dict[str, np.ndarray]:
-    """The images of samples as arrays: what several have in common, once."""
+def _arrays_of_media(kept: Sequence[_Kept]) -> dict[str, np.ndarray]:
+    """The media of samples as arrays: what several have in common, once."""
     places: dict[bytes, int] = {}
     records, data, end = [], [], 0
-    for image in chain.from_iterable(sample.images for sample in kept):
-        if image.data not in places:
-            places[image.data] = end
-            data.append(image.data)
-            end += len(image.data)
-        size = image.height, image.width
-        records.append((places[image.data], len(image.data), image.is_path, *size, image.digest, image.stamp))
+    for each in chain.from_iterable(sample.media for sample in kept):
+        if each.data not in places:
+            places[each.data] = end
+            data.append(each.data)
+            end += len(each.data)
+        about = KINDS.index(each.kind), each.is_path, each.size, each.digest, each.stamp
+        records.append((places[each.data], len(each.data), *about))
     return {
-        "images": np.array(records, IMAGE),
-        "image_counts": np.array([len(sample.images) for sample in kept], np.int32),
-        "image_data": np.frombuffer(b"".join(data), np.uint8),
+        "media": np.array(records, MEDIA),
+        "media_counts": np.array([len(sample.media) for sample in kept], np.int32),
+        "media_data": np.frombuffer(b"".join(data), np.uint8),
     }
 
 
@@ -355,8 +355,8 @@ def _arrays(kept: Sequence[_Kept], pools: bool) -> dict[str, np.ndarray]:
         start, end = end, end + sum(own_lengths)
         targets = weights[start + (not pools) : end]  # nothing predicts a first token
         ids_hash = xxhash.xxh3_64_intdigest(input_ids[start:end].data)
-        if sample.images:
-            ids_hash = xxhash.xxh3_64_intdigest(f"{ids_hash} {[image.digest for image in sample.images]}".encode())
+        if sample.media:
+            ids_hash = xxhash.xxh3_64_intdigest(f"{ids_hash} {[each.digest for each in sample.media]}".encode())
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
     arrays = {"samples": np.array(samples, SAMPLE), "input_ids": input_ids, "weights": weights}

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kit.data.chat.messages import Message
-from kit.data.chat.tokens import ImageCodec
+from kit.data.chat.tokens import MediaCodec
 from kit.data.kinds.kind import RowKind
-from kit.data.read.image_files import Image
+from kit.data.media import Media
 from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import LOSSES, unused_shares
-from kit.data.samples.records import StoredImages, Table, in_rows
+from kit.data.samples.records import StoredMedia, Table, in_rows
 from kit.system.cache import digest
 
 _LOOKED_AT = 1000  # samples of which the tokens of images are counted
@@ -34,13 +34,13 @@ class Store:
     info: Mapping[str, Any]  # the contents of the cache entry without arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
     prompt_of: Callable[[Any], list[Message]]  # see ``Encoder.prompt``
-    images: ImageCodec | None = None  # if there are images
-    image_folder: str | None = None  # to which the paths of images are relative; None: the folder of the data file
+    media: MediaCodec | None = None  # if there are images or audio
+    media_folder: str | None = None  # to which the paths of media are relative; None: the folder of the data file
 
     @cached_property
-    def stored_images(self) -> StoredImages:
-        """The images of its samples, if there are images."""
-        return StoredImages(self.arrays)
+    def stored_media(self) -> StoredMedia:
+        """The media of its samples, if there are any."""
+        return StoredMedia(self.arrays)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Samples(Table):
         columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
         of_stores = np.array(range(len(sizes)) if dataset_ids is None else dataset_ids, np.int16)
         super().__init__(columns, self._chosen(np.repeat(of_stores, sizes)), stores[0].kind)
-        self.image_codec = next((store.images for store in stores if store.images), None)
+        self.media_codec = next((store.media for store in stores if store.media), None)
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
@@ -187,14 +187,14 @@ class Samples(Table):
     def _data_rows(self) -> DataRows:
         return DataRows()
 
-    def images(self, i: int) -> list[tuple[Image, str]]:
-        """Return the images of sample ``i``, each with the folder to which its path is relative."""
+    def media(self, i: int) -> list[tuple[Media, str]]:
+        """Return the media of sample ``i``, each with the folder to which its path is relative."""
         store, number = self._find(i)
-        if store.images is None:
+        if store.media is None:
             return []
         source, part, _ = self._place(i)
-        folder = store.image_folder or source.parts[part].folder
-        return [(image, folder) for image in store.stored_images[number]]
+        folder = store.media_folder or source.parts[part].folder
+        return [(each, folder) for each in store.stored_media[number]]
 
     def prompt(self, i: int) -> Prompt:
         """Return the prompt and the reference of sample ``i``; of a pair, the chosen answer."""
@@ -213,28 +213,28 @@ class Samples(Table):
 
     def shown(self, prompt: str) -> str:
         """Return the text of a prompt, with one placeholder for each image."""
-        return self.image_codec.shown(prompt) if self.image_codec else prompt
+        return self.media_codec.shown(prompt) if self.media_codec else prompt
 
     def image_tokens(self, pack_length: int | None) -> int:
         """Return how many tokens of a sequence stand for images, at most; or of packs, how many of ``pack_length``.
 
         The longest samples with images are looked at, not all.
         """
-        if (codec := self.image_codec) is None:
+        if (codec := self.media_codec) is None:
             return 0
-        counts = [store.arrays.get("image_counts", np.zeros(len(store.arrays["samples"]))) for store in self.stores]
+        counts = [store.arrays.get("media_counts", np.zeros(len(store.arrays["samples"]))) for store in self.stores]
         having = np.flatnonzero(self._chosen(np.concatenate(counts)))
         if not len(having):
             return 0
         longest = having[np.argsort(-self.lengths[having], kind="stable")[:_LOOKED_AT]]
-        found = [int((self[i][0] == codec.placeholder_id).sum()) for i in longest.tolist()]
+        found = [int(np.isin(self[i][0], [*codec.placeholder_ids]).sum()) for i in longest.tolist()]
         if pack_length is None:
             return max(found) // self.sequence_lengths.shape[1]
         return pack_length * sum(found) // int(self.lengths[longest].sum(dtype=np.int64))
 
-    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+    def media_with_origin(self, i: int) -> list[tuple[Media, str, str]]:
         """See ``Table``."""
-        return [(*each, self.origin(i)) for each in self.images(i)]
+        return [(*each, self.origin(i)) for each in self.media(i)]
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
         """The samples at ``index`` (int [M]), in that order. ``reason`` identifies the choice in the fingerprint."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from kit.data.read.blocks import Block
-from kit.data.read.image_files import stamp_of
+from kit.data.read.media_files import stamp_of
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import Tally
 from kit.data.samples.dataset import Dataset
@@ -54,49 +54,49 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
             the source changes meanwhile, or the cache cannot be written.
     """
     full_key = digest(dataset.source.digest, dataset.key, *encoder.key())
-    # If no row has an image, it does not matter how they would be read.
-    key = digest(dataset.source.digest, dataset.key, *replace(encoder, images=None).key())
+    # If no row has any, it does not matter how they would be read.
+    key = digest(dataset.source.digest, dataset.key, *replace(encoder, media=None).key())
     # Neither changes a sample, but which rows are left out: another cache entry, and the same fingerprint if none is.
     folder = cache_folder() / "samples" / digest(full_key, sorted(dataset.ignored), skips)
-    image_folder = encoder.settings.image_folder
-    cached = _open(folder, dataset, image_folder)
+    media_folder = encoder.settings.media_folder
+    cached = _open(folder, dataset, media_folder)
     if cached is None:
         with locked(folder):
-            cached = _open(folder, dataset, image_folder)  # another process may have made it meanwhile
+            cached = _open(folder, dataset, media_folder)  # another process may have made it meanwhile
             if cached is None:
                 _make(folder, dataset, encoder, num_processes, skips)
                 cached = open_entry(folder)
     assert cached is not None
     arrays, info = cached
-    has_images = len(arrays.get("images", ())) > 0
-    if has_images:
-        key = digest(full_key, arrays["images"]["digest"].tolist())
+    has_media = len(arrays.get("media", ())) > 0
+    if has_media:
+        key = digest(full_key, arrays["media"]["digest"].tolist())
     fingerprint = digest(key, info["skipped_at"]) if info["skipped_at"] else key
-    images = encoder.images if has_images else None
+    media = encoder.media if has_media else None
     about = dataset.source, dataset.entry.name, encoder.kind, arrays, info
-    return Store(*about, fingerprint, partial(encoder.prompt, dataset), images, image_folder)
+    return Store(*about, fingerprint, partial(encoder.prompt, dataset), media, media_folder)
 
 
-def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dict[str, np.ndarray], Any] | None:
-    """The cache entry; None if there is none, or if a file of its images has changed since."""
+def _open(folder: Path, dataset: Dataset, media_folder: str | None) -> tuple[dict[str, np.ndarray], Any] | None:
+    """The cache entry; None if there is none, or if a file of its media has changed since."""
     entry = open_entry(folder)
-    return None if entry is None or _is_outdated(entry[0], dataset, image_folder) else entry
+    return None if entry is None or _is_outdated(entry[0], dataset, media_folder) else entry
 
 
-def _is_outdated(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_folder: str | None) -> bool:
-    """Whether a file of images in a cache entry has changed since."""
-    if not len(arrays.get("images", ())):
+def _is_outdated(arrays: Mapping[str, np.ndarray], dataset: Dataset, media_folder: str | None) -> bool:
+    """Whether a file of media in a cache entry has changed since."""
+    if not len(arrays.get("media", ())):
         return False
-    parts = np.repeat(arrays["samples"]["part"], arrays["image_counts"])
+    parts = np.repeat(arrays["samples"]["part"], arrays["media_counts"])
     stamps: dict[Path, int] = {}
-    for image, part in zip(arrays["images"], parts.tolist(), strict=True):
-        if image["is_path"]:
-            data = arrays["image_data"][image["start"] : image["start"] + image["size"]]
-            base = os.path.expanduser(image_folder or dataset.source.parts[part].folder)
+    for each, part in zip(arrays["media"], parts.tolist(), strict=True):
+        if each["is_path"]:
+            data = arrays["media_data"][each["start"] : each["start"] + each["num_bytes"]]
+            base = os.path.expanduser(media_folder or dataset.source.parts[part].folder)
             file = Path(base, data.tobytes().decode())
             if file not in stamps:
                 stamps[file] = stamp_of(file)
-            if stamps[file] != image["stamp"]:
+            if stamps[file] != each["stamp"]:
                 return True
     return False
 
@@ -120,9 +120,9 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
                 arrays = piece.arrays
                 arrays["samples"]["start"] += num_tokens
                 num_tokens += len(arrays["input_ids"])
-                if "images" in arrays:
-                    arrays["images"]["start"] += num_bytes
-                    num_bytes += len(arrays["image_data"])
+                if "media" in arrays:
+                    arrays["media"]["start"] += num_bytes
+                    num_bytes += len(arrays["media_data"])
                 with cannot_write(folder.parent):
                     writer.append(arrays)
         tally.check(source.name, skips, num_tokens)
@@ -191,7 +191,7 @@ def _start_worker(encoder: Encoder, dataset: Dataset, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)  # the parent died before prctl was called
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already use every core
-    if encoder.images:
+    if encoder.media:
         import torch
 
         torch.set_num_threads(1)  # those of the process before are not there

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.tokens import ImageCodec
+from kit.data.chat.tokens import MediaCodec
 from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.data_ranks import Ranks
@@ -37,7 +37,7 @@ from kit.system.cache import digest
 from kit.system.errors import Problem, UserError
 from kit.system.phases import READING
 
-LATE_IMAGES = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
+LATE_MEDIA = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Stream(Data):
     """The data of a run with ``streaming``."""
 
     @property
-    def images(self) -> ImageCodec | None:
+    def media(self) -> MediaCodec | None:
         """See ``Data``: if the first rows have images; else later rows must not."""
-        return self.encoder.images
+        return self.encoder.media
 
     @cached_property
     def looked_at(self) -> Samples:
@@ -113,7 +113,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[li
     piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
     piece.check(name, skips, len(piece))
     notes = notes_of(name, piece.record(), encoder.max_length)
-    return notes, len(piece.arrays.get("images", ())) > 0
+    return notes, len(piece.arrays.get("media", ())) > 0
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:

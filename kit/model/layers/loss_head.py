@@ -72,7 +72,7 @@ def install_loss_head(
     loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
-    - ``dummy_images``: inputs of the vision tower without images in the batch. It computes them, and nothing depends on
+    - ``dummy_media``: inputs of the vision tower without images in the batch. It computes them, and nothing depends on
       the result: so a rank without an image has the collectives, and the zero gradients, of those with some. A call
       without ``targets`` takes it too.
     - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
@@ -134,23 +134,23 @@ def install_loss_head(
     ) -> Any:
         if targets is None:
             model_losses.begin_packs(None)
-            dummy = kwargs.pop("dummy_images", None)
+            dummy = kwargs.pop("dummy_media", None)
             is_prompt = dummy is not None and kwargs["input_ids"].shape[1] > 1
-            with changed_embeddings(self, model_losses.with_dummy_images(None, dummy if is_prompt else None)):
+            with changed_embeddings(self, model_losses.with_dummy_media(None, dummy if is_prompt else None)):
                 return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
-        dummy = kwargs.pop("dummy_images", None)
+        dummy = kwargs.pop("dummy_media", None)
         shared = model_losses.share(self, wanted, kwargs)
         if shared and change_embeddings:
             change_embeddings = shared.change(change_embeddings)
-        with changed_embeddings(self, model_losses.with_dummy_images(change_embeddings, dummy)):
+        with changed_embeddings(self, model_losses.with_dummy_media(change_embeddings, dummy)):
             losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs, shared)
         return (losses, router_loss) if with_router_loss else losses
 
     # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
     signature: Any = inspect.signature(plain_model_forward)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    dummy = inspect.Parameter("dummy_images", inspect.Parameter.KEYWORD_ONLY, default=None)
+    dummy = inspect.Parameter("dummy_media", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = [itself, *signature.parameters.values()]
     is_last = parameters[-1].kind == inspect.Parameter.VAR_KEYWORD
     parameters.insert(len(parameters) - is_last, dummy)
@@ -360,7 +360,7 @@ class _ModelLosses:
             return None
         return SequenceSlice(self._sequence_group, kwargs["input_ids"], wanted.target_positions)
 
-    def with_dummy_images(self, change: ChangeEmbeddings | None, dummy: Any) -> ChangeEmbeddings | None:
+    def with_dummy_media(self, change: ChangeEmbeddings | None, dummy: Any) -> ChangeEmbeddings | None:
         """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``dummy``.
 
         There the tower runs between embedding and layers, as it does for images that are seen: so sharded weights are

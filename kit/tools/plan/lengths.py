@@ -68,13 +68,13 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
     entries = recipe.dataset_entries, recipe.eval_dataset_entries
     datasets = open_datasets(*entries, recipe.streaming, KINDS[recipe.declared.rows])
     tokenizer = open_tokenizer(recipe)
-    images = None
+    media = None
     if reads_images:
         from kit.model.build import build_meta_model, open_config
-        from kit.model.images import open_images
+        from kit.model.media.codec import open_media
 
         config = open_config(recipe)
-        images = open_images(recipe, recipe, config, build_meta_model(recipe, config), tokenizer)
+        media = open_media(recipe, recipe, config, build_meta_model(recipe, config), tokenizer)
     data = open_data(
         recipe.model_copy(update={"streaming": False}),
         datasets,
@@ -84,7 +84,7 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
         seed=recipe.seed,
         global_batch_size=recipe.global_batch_size,
         kind=kind_of(recipe),
-        images=images,
+        media=media,
     )
     return data
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
-from kit.data.chat.tokens import ImageCodec
-from kit.data.read.image_files import Image, small
+from kit.data.chat.tokens import MediaCodec
+from kit.data.media import Media
+from kit.data.read.media_files import small
 from kit.data.samples.samples import Samples
 from kit.system.credentials import secret_spans
 from kit.system.visible import visible
@@ -72,8 +73,8 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
             Part(name, tokens_of(*sequence, tokenizer), kind.is_bad(train, i, name))
             for name, sequence in zip(names, sequences, strict=True)
         ]
-        if codec := train.image_codec:
-            given = codec, train.images(i)
+        if codec := train.media_codec:
+            given = codec, train.media(i)
             parts = [_with_pictures(part, ids, *given) for part, (ids, _) in zip(parts, sequences, strict=True)]
         parts = [replace(part, tokens=_ends(part.tokens)) for part in parts]
         samples.append(ShownSample(train.origin(i), about, parts))
@@ -101,20 +102,18 @@ def _counted(sequences: Sequences, word: str, names: Sequence[str], pooled: bool
     return "; ".join(f"{name} {count}".lstrip() for name, count in zip(names, counts, strict=True))
 
 
-def _with_pictures(part: Part, ids: np.ndarray, codec: ImageCodec, images: Sequence[tuple[Image, str]]) -> Part:
+def _with_pictures(part: Part, ids: np.ndarray, codec: MediaCodec, media: Sequence[tuple[Media, str]]) -> Part:
     """Replace the placeholders of each image by one token with its picture."""
-    left = [codec.count(image.height, image.width) for image, _ in images]
+    left = [*map(codec.count, codec.texts([each for each, _ in media]))]
     tokens: list[Token] = []
     k, num_seen = 0, 0
     for token, id_ in zip(part.tokens, ids.tolist(), strict=True):
-        if id_ != codec.placeholder_id:
+        if id_ not in codec.placeholder_ids:
             tokens.append(token)
             continue
         if not num_seen:
-            image = images[k][0]
-            tokens.append(
-                Token(f"[image {image.width} x {image.height}: {left[k]} tokens]", 0.0, True, small(*images[k], SIDE))
-            )
+            height, width = media[k][0].size
+            tokens.append(Token(f"[image {width} x {height}: {left[k]} tokens]", 0.0, True, small(*media[k], SIDE)))
         num_seen += 1
         if num_seen == left[k]:
             k, num_seen = k + 1, 0

@@ -11,8 +11,8 @@ from kit.strategy.gradients import accumulating, drop_gradients
 from kit.system.errors import UserError
 
 if TYPE_CHECKING:
-    from kit.data.chat.tokens import ImageCodec
-    from kit.data.read.image_files import Image
+    from kit.data.chat.tokens import MediaCodec
+    from kit.data.media import Media
     from kit.strategy.accelerator import Prepared
 
 
@@ -21,9 +21,7 @@ _LENGTH = 16  # tokens of the sample whose losses are compared
 _OTHER_LENGTH = 17
 
 
-def check_isolation(
-    prepared: "Prepared", vocab_size: int, pack_length: int, images: "ImageCodec | None" = None
-) -> None:
+def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, media: "MediaCodec | None" = None) -> None:
     """Raise ``UserError`` if the samples of a pack influence each other in this model. Called by all ranks.
 
     - A sample has the same losses, but for rounding, after another sample as before it, where only causality counts;
@@ -39,22 +37,22 @@ def check_isolation(
     Args:
         vocab_size: rows of the model's embedding.
         pack_length: tokens of the longest pack: as many as a sample may have, or twice as many for both of a pair.
-        images: of data with images: then each of the two samples has one in its middle.
+        media: of data with images: then each of the two samples has one in its middle.
 
     Raises:
         UserError: ``packing`` cannot be used with this model.
     """
     rng = np.random.default_rng(0)
-    pictures: dict[int, Image] = {}  # by the ``id`` of their sample
+    pictures: dict[int, Media] = {}  # by the ``id`` of their sample
 
     def drawn(length: int, seed: int | None = None) -> np.ndarray:
         """A sample of random tokens, with a picture in it if there is a ``seed``."""
         ids = rng.integers(vocab_size, size=length)
-        if images is None:
+        if media is None:
             return ids
-        ids[ids == images.placeholder_id] = 0
+        ids[np.isin(ids, [*media.placeholder_ids])] = 0
         if seed is not None:
-            placeholders, picture = images.example(seed)
+            placeholders, picture = media.example(seed)
             ids = np.insert(ids, length // 2, placeholders)
             pictures[id(ids)] = picture
         return ids
@@ -80,12 +78,12 @@ def check_isolation(
             cu_seq_lens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
             segment_lengths=tuple(lengths),
         )
-        if images is not None:
+        if media is not None:
             segments = [
                 (end - length, length, 0) for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)
             ]
             of_segments = [[(pictures[id(each)], "", "")] if id(each) in pictures else [] for each in samples]
-            pack = replace(pack, **images.inputs(pack.input_ids.numpy(), segments, of_segments))
+            pack = replace(pack, **media.inputs(pack.input_ids.numpy(), segments, of_segments))
         return model(**pack.to(accelerator.device).model_inputs())
 
     def sends_gradient() -> bool:

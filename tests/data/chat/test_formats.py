@@ -8,7 +8,7 @@ from data_helpers import ANSWER, SYSTEM, USER, converted, made, problems_of, sam
 from helpers import ROOT
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.data.chat.image_parts import IMAGE
+from kit.data.chat.media_parts import IMAGE
 from kit.data.kinds.columns import choose_fields
 from kit.data.kinds.kinds import KINDS
 
@@ -32,7 +32,7 @@ def test_what_is_in_our_form_stays_as_it_is():
 
 
 def test_an_image_caption_becomes_messages():
-    expected = {"messages": [{"role": "user", "content": IMAGE}, ANSWER], "images": ["a.png"]}
+    expected = {"messages": [{"role": "user", "content": IMAGE}, ANSWER], "media": [("image", "a.png")]}
     assert sample_of({"images": "a.png", "output": "Hello"}) == expected
     assert problems_of({"images": "", "output": "Hello"}) == "images: none; expected an image, which output describes"
 

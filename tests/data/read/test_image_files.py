@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image as pil
 
-from kit.data.chat.image_parts import IMAGE
+from kit.data.chat.media_parts import IMAGE
 from kit.data.kinds.preference import PreferenceRows
-from kit.data.read import image_files
-from kit.data.read.image_files import inspect, pixels
+from kit.data.read import media_files
+from kit.data.read.media_files import decoded, inspect
 from kit.system.errors import UserError
 
 COLOURS = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3  # height 6, width 4
@@ -46,26 +46,26 @@ def turned(orientation: int, format: str) -> bytes:
 def test_the_size_of_an_image_is_that_of_its_pixels_also_if_exif_turns_them():
     for format in ("PNG", "JPEG", "WEBP"):
         for orientation in range(1, 9):
-            image = inspect(turned(orientation, format), "")
-            picture = pixels(image, "")
-            assert (image.height, image.width) == (picture.height, picture.width)
-            assert (image.width > image.height) == (orientation >= 5)
-    upright = np.asarray(pixels(inspect(turned(6, "PNG"), ""), ""))
+            image = inspect("image", turned(orientation, format), "")
+            picture = decoded(image, "")
+            assert image.size == (picture.height, picture.width)
+            assert (image.size[1] > image.size[0]) == (orientation >= 5)
+    upright = np.asarray(decoded(inspect("image", turned(6, "PNG"), ""), ""))
     assert np.array_equal(upright, np.rot90(COLOURS, -1))  # 6: the camera was turned to the left
 
 
 def test_other_modes_become_rgb_of_eight_bits():
     grey = np.linspace(0, 65535, 24).reshape(6, 4).astype(np.uint16)
-    sixteen = np.asarray(pixels(inspect(encoded(pil.fromarray(grey)), ""), ""))
+    sixteen = np.asarray(decoded(inspect("image", encoded(pil.fromarray(grey)), ""), ""))
     assert np.array_equal(sixteen[..., 0], grey >> 8)
     half = pil.fromarray(np.dstack([COLOURS, np.full((6, 4), 0, np.uint8)]))
-    assert (np.asarray(pixels(inspect(encoded(half), ""), "")) == 255).all()  # transparent: white
+    assert (np.asarray(decoded(inspect("image", encoded(half), ""), "")) == 255).all()  # transparent: white
     row = struct.pack(">4H", 0, 1000, 30000, 65535)
-    image = inspect(png(4, 1, b"\0" + row, 16, 0, chunk(b"tRNS", struct.pack(">H", 30000))), "")
-    assert [value < 255 for value in np.asarray(pixels(image, ""))[0, :, 0].tolist()] == [True, True, False, False]
+    image = inspect("image", png(4, 1, b"\0" + row, 16, 0, chunk(b"tRNS", struct.pack(">H", 30000))), "")
+    assert [value < 255 for value in np.asarray(decoded(image, ""))[0, :, 0].tolist()] == [True, True, False, False]
     for mode in ("1", "L", "LA", "P", "CMYK"):
         format = "JPEG" if mode == "CMYK" else "PNG"
-        picture = pixels(inspect(encoded(pil.fromarray(COLOURS).convert(mode), format), ""), "")
+        picture = decoded(inspect("image", encoded(pil.fromarray(COLOURS).convert(mode), format), ""), "")
         assert (picture.mode, picture.size) == ("RGB", (4, 6))
 
 
@@ -83,11 +83,11 @@ def with_thumbnail(length: int) -> bytes:
 def test_what_follows_a_whole_image_does_not_matter():
     for format in ("PNG", "JPEG", "WEBP", "BMP", "GIF"):
         whole, longer = plain(format), plain(format) + b"ftyp" * 20000  # as a motion photo holds its video
-        assert np.array_equal(*(np.asarray(pixels(inspect(each, ""), "")) for each in (whole, longer)))
+        assert np.array_equal(*(np.asarray(decoded(inspect("image", each, ""), "")) for each in (whole, longer)))
 
 
 def test_what_cannot_or_may_not_be_decoded_is_refused(monkeypatch):
-    monkeypatch.setattr(image_files, "MAX_BYTES", 5000)
+    monkeypatch.setattr(media_files, "MAX_BYTES", 5000)
     damaged = bytearray(plain())
     damaged[damaged.index(b"IDAT") + 20] ^= 255
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
@@ -112,7 +112,7 @@ def test_what_cannot_or_may_not_be_decoded_is_refused(monkeypatch):
         (plain()[:20], "cannot be decoded"),
     ):
         with pytest.raises(UserError, match=found):
-            inspect(given, "")
+            inspect("image", given, "")
 
 
 def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
@@ -121,24 +121,24 @@ def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
     (tmp_path / "data/own.png").write_bytes(plain())
     (tmp_path / "data/link.png").symlink_to(tmp_path / "secret.png")
     folder = str(tmp_path / "data")
-    assert inspect("own.png", folder).width == 4
+    assert inspect("image", "own.png", folder).size[1] == 4
     for path in ("../secret.png", str(tmp_path / "secret.png"), "link.png", "own.png/../../secret.png"):
         with pytest.raises(UserError, match="not below"):
-            inspect(path, folder)
-    assert inspect("secret.png", str(tmp_path)).width == 4
+            inspect("image", path, folder)
+    assert inspect("image", "secret.png", str(tmp_path)).size[1] == 4
     with pytest.raises(UserError, match=r"absent\.png: no such file"):
-        inspect("absent.png", folder)
+        inspect("image", "absent.png", folder)
 
 
 def test_a_file_that_changes_is_not_decoded(tmp_path):
     picture, file = np.zeros((300, 300, 3), np.uint8), tmp_path / "a.bmp"
     file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
-    image = inspect("a.bmp", str(tmp_path))
-    assert not np.asarray(pixels(image, str(tmp_path))).any()
+    image = inspect("image", "a.bmp", str(tmp_path))
+    assert not np.asarray(decoded(image, str(tmp_path))).any()
     picture[150] = 255
     file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
     with pytest.raises(UserError, match=r"a\.bmp: changed since"):
-        pixels(image, str(tmp_path))
+        decoded(image, str(tmp_path))
 
 
 URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
@@ -162,25 +162,29 @@ def test_the_known_forms_of_an_image_are_read_and_urls_are_not():
         ({"type": "image", "image": {"bytes": plain(), "path": None}}, plain()),
     ):
         sample = sample_of(row(part))
-        assert (sample["images"], sample["messages"][0]["content"]) == ([expected], IMAGE)
+        assert (sample["media"], sample["messages"][0]["content"]) == ([("image", expected)], IMAGE)
     marked = {
         "instruction": "<image> and <image>?",
         "output": "b",
         "images": ["a.png", {"bytes": plain(), "path": "x"}],
     }
     sample = sample_of(marked)
-    assert (sample["images"], sample["messages"][0]["content"]) == (["a.png", plain()], f"{IMAGE} and {IMAGE}?")
+    assert ([each for _, each in sample["media"]], sample["messages"][0]["content"]) == (
+        ["a.png", plain()],
+        f"{IMAGE} and {IMAGE}?",
+    )
     for cell, expected in (
         ('["a.png", "b.png"]', ["a.png", "b.png"]),  # as CSV files hold lists
         ('{"path": "a.png"}', ["a.png"]),
         ("[a].png", ["[a].png"]),
         ("[]", None),
     ):
-        assert sample_of({"instruction": "what?", "output": "b", "images": cell}).get("images") == expected
+        found = sample_of({"instruction": "what?", "output": "b", "images": cell}).get("media")
+        assert found == (expected and [("image", each) for each in expected])
     assert "none; expected an image" in problems_of({"images": "[null]", "output": "a"})
     unmarked = sample_of({"instruction": "what?", "output": "b", "images": ["a.png"]})
     assert unmarked["messages"][0]["content"] == f"{IMAGE}what?"
-    assert "images" not in sample_of({"instruction": "what?", "output": "b", "images": [{"bytes": None, "path": None}]})
+    assert "media" not in sample_of({"instruction": "what?", "output": "b", "images": [{"bytes": None, "path": None}]})
     for given, found in (
         (
             row({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
@@ -204,6 +208,6 @@ def test_the_known_forms_of_an_image_are_read_and_urls_are_not():
     pair = {"chosen": "b", "rejected": "c", "prompt": "a", "images": ["a"]}
     (problem,) = converted(pair, {name: name for name in pair}, kind=PreferenceRows)
     assert problem.fix.startswith("--dataset_columns prompt=instruction makes")
-    assert "images" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
+    assert "media" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]
     assert "an image in an assistant turn" in problems_of({"messages": answer})

@@ -24,7 +24,9 @@ import torch
 
 from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
-from kit.data.read.image_files import INSTALL, MAX_PIXELS, Image, inspect, pixels
+from kit.data.media import Media, MediaKind
+from kit.data.read.image_files import INSTALL, MAX_PIXELS
+from kit.data.read.media_files import decoded, inspect
 from kit.model.pretrained.locate import hub_options, locate_model
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError, first_line
@@ -35,7 +37,7 @@ FAMILIES = (
     *("idefics3", "llava", "llava_next", "internvl"),
 )
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
-_DIGESTS = 3  # the version of ``Image.digest``, which cache entries hold
+_DIGESTS = 3  # the version of ``Media.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
 # The least and the most that a number in a setting of a processor may be. Of Qwen, ``size`` is in pixels.
 _BOUNDS = {
@@ -45,10 +47,12 @@ _BOUNDS = {
     "patch_size": (4, 2048),
     "temporal_patch_size": (1, 4),
 }
-OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
+OfSegment = Sequence[tuple[Media, str, str]]  # media, each with the folder of its path, and where its row is from
 
 
-def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_model: Any, tokenizer: Any) -> "Images":
+def open_media(
+    settings: ModelSettings, data: DataSettings, config: Any, meta_model: Any, tokenizer: Any
+) -> "MediaInputs":
     """Open the processor of a vision-language model.
 
     Args:
@@ -101,7 +105,7 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         if size["shortest_edge"] > size["longest_edge"]:
             raise UserError("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}")
         image_processor.size = size
-    return Images(processor, config, meta_model)
+    return MediaInputs(processor, config, meta_model)
 
 
 def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
@@ -121,8 +125,8 @@ def _any_class(self: Any, name: str, argument: Any) -> None:
     """Replaces a check of transformers that imports what videos need."""
 
 
-class Images:
-    """See the module. It is ``kit.data.chat.tokens.ImageCodec`` too.
+class MediaInputs:
+    """See the module. It is ``kit.data.chat.tokens.MediaCodec`` too.
 
     Attributes:
         processor: of transformers, without its part for videos.
@@ -140,38 +144,41 @@ class Images:
         # It counts the tokens of an image of any size. Merging its options for each took nine tenths of the time.
         self._counter = copy.copy(processor)
         self._counter._merge_kwargs = lambda **_: merged
-        self.token: str = processor.image_token
-        self.placeholder_id: int = config.image_token_id
-        self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
+        self.tokens: dict[MediaKind, str] = {"image": processor.image_token}
+        self._placeholder_id: int = config.image_token_id
+        self.placeholder_ids = frozenset([self._placeholder_id])
+        self._placeholder = self._tokenizer.convert_ids_to_tokens(self._placeholder_id)
         self._texts: dict[tuple[int, int], str] = {}
-        if self._placeholder is None or self.token is None:
+        if self._placeholder is None or self.tokens["image"] is None:
             raise UserError("model_name_or_path", "its tokenizer has no image placeholder token")
 
     @cached_property
     def key(self) -> str:
-        """See ``ImageCodec``."""
+        """See ``MediaCodec``."""
         settings = self.processor.image_processor.to_dict() | self._options
         own = {name: value for name, value in vars(self.processor).items() if isinstance(value, str | int | float)}
         return digest(
-            {name: str(value) for name, value in sorted((settings | own).items())}, self.placeholder_id, _DIGESTS
+            {name: str(value) for name, value in sorted((settings | own).items())}, self._placeholder_id, _DIGESTS
         )
 
     @property
     def description(self) -> str:
         """A line for the user."""
         name = type(self.processor.image_processor).__name__
-        text = self.of(*_SIZES[2])
+        text = self._of(*_SIZES[2])
         return (
             f"images: {name}; one of {_SIZES[2][1]} x {_SIZES[2][0]} pixels is {text.count(self._placeholder)} tokens"
         )
 
-    def of(self, height: int, width: int) -> str:
-        """See ``ImageCodec``. Raises ``UserError`` if the processor takes no image of this size."""
+    def _of(self, height: int, width: int) -> str:
+        """See ``MediaCodec``. Raises ``UserError`` if the processor takes no image of this size."""
         if (text := self._texts.get((height, width))) is not None:
             return text
         try:
             is_counted = self._counts_only
-            text = self.token * self._num_tokens(height, width) if is_counted else self._of_blank(height, width)
+            text = (
+                self.tokens["image"] * self._num_tokens(height, width) if is_counted else self._of_blank(height, width)
+            )
         except Exception as error:  # the code of any family
             raise UserError("", f"{width} x {height} pixels: {first_line(error)}") from None
         if len(self._texts) < _MOST_SIZES:  # most sizes have the text of another one, which may have kilobytes
@@ -192,16 +199,20 @@ class Images:
     def _counts_only(self) -> bool:
         """Whether the text of an image is its placeholders alone, whose number the processor knows without an image."""
         try:
-            return all(self._of_blank(*size) == self.token * self._num_tokens(*size) for size in _SIZES)
+            return all(self._of_blank(*size) == self.tokens["image"] * self._num_tokens(*size) for size in _SIZES)
         except Exception:  # the code of any family
             return False
 
-    def count(self, height: int, width: int) -> int:
-        """See ``ImageCodec``."""
-        return self.of(height, width).count(self._placeholder)
+    def texts(self, media: Sequence[Media]) -> list[str]:
+        """See ``MediaCodec``."""
+        return [self._of(*each.size) for each in media]
+
+    def count(self, text: str) -> int:
+        """See ``MediaCodec``."""
+        return text.count(self._placeholder)
 
     def ids(self, text: str) -> frozenset[int]:
-        """See ``ImageCodec``."""
+        """See ``MediaCodec``."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(number for number, token in added.items() if token.content in text)
 
@@ -238,27 +249,28 @@ class Images:
         flat = [image for each in images for image in each]
         processed, texts = self._decoded(flat) if flat else (None, [])
         for (image, _, origin), text in zip(flat, texts, strict=True):
-            if text != self.of(image.height, image.width):
-                found = f"an image of {image.width} x {image.height} pixels has other placeholders than its header said"
+            if text != self._of(*image.size):
+                height, width = image.size
+                found = f"an image of {width} x {height} pixels has other placeholders than its header said"
                 raise UserError(origin, found)
         tower = self._tower_inputs(processed) if flat else self._dummy
         counts = [len(each) for each in images]
         ids = torch.from_numpy(input_ids)
         return {
-            "tower_inputs": tower,
+            "encoder_inputs": tower,
             "token_inputs": self._token_inputs(ids, segments, counts, tower),
-            "num_images": len(flat),
+            "num_media": len(flat),
         }
 
-    def example(self, seed: int) -> tuple[list[int], Image]:
+    def example(self, seed: int) -> tuple[list[int], Media]:
         """Return a picture of random colours, and the tokens that stand for it."""
         from PIL import Image as pil
 
         file = io.BytesIO()
         colours = np.random.default_rng(seed).integers(256, size=(64, 64, 3), dtype=np.uint8)
         pil.fromarray(colours).save(file, "PNG")
-        image = inspect(file.getvalue(), "")
-        encoded = self._tokenizer.backend_tokenizer.encode(self.of(image.height, image.width), add_special_tokens=False)
+        image = inspect("image", file.getvalue(), "")
+        encoded = self._tokenizer.backend_tokenizer.encode(*self.texts([image]), add_special_tokens=False)
         return encoded.ids, image
 
     def shown(self, text: str) -> str:
@@ -269,7 +281,7 @@ class Images:
         pictures = []
         for image, folder, origin in flat:
             try:
-                pictures.append(pixels(image, folder))
+                pictures.append(decoded(image, folder))
             except UserError as error:
                 raise UserError(*(Problem(origin, p.found, p.expected, p.fix) for p in error.problems)) from None
         return self._process(pictures)
@@ -282,7 +294,7 @@ class Images:
         tower: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """What the decoder needs of each token: [B, T], or positions in three axes [4, B, T], the first of the text."""
-        kinds = (ids == self.placeholder_id).long()
+        kinds = (ids == self._placeholder_id).long()
         inputs = {}
         if self._has_types and "token_type_ids" in self._accepted:
             inputs["token_type_ids"] = kinds
@@ -310,7 +322,7 @@ class Images:
         """Return the arguments of ``generate`` for prompts [B, T] and the images of each."""
         flat = [image for each in images for image in each]
         name = next((n for n in ("mm_token_type_ids", "token_type_ids") if n in self._accepted), "")
-        kinds = (input_ids == self.placeholder_id).long()
+        kinds = (input_ids == self._placeholder_id).long()
         if not flat:
-            return {"dummy_images": self._dummy} | ({name: kinds} if name == "token_type_ids" else {})
+            return {"dummy_media": self._dummy} | ({name: kinds} if name == "token_type_ids" else {})
         return self._tower_inputs(self._decoded(flat)[0]) | ({name: kinds} if name else {})

@@ -1,0 +1,198 @@
+"""Where images stand in messages. Pure: reads no file.
+
+In a text an image is a character of ``MARKS``. A sample with media has them in the key ``media``, in the order of these
+characters: each is its kind, and a path or the content of a file.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote
+
+from kit.data.media import MediaKind
+from kit.system.errors import UserError, kind
+
+# Noncharacters, which no text holds, like the marks of ``kit.data.chat.sandbox``.
+MARKS: dict[MediaKind, str] = {"image": "\ufdd2"}
+IMAGE = MARKS["image"]
+_MARKED = re.compile(f"([{''.join(MARKS.values())}])")
+_KINDS = {mark: kind for kind, mark in MARKS.items()}
+WORDS: dict[MediaKind, str] = {"image": "<image>"}  # in the texts of LLaMA-Factory, ms-swift and others, with a column
+MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image"}
+_IN_QUESTIONS = "images in user turns: image tokens are never supervised"
+# The types of the parts of a message: transformers' and Anthropic's, OpenAI's.
+TYPES: dict[Any, MediaKind] = dict.fromkeys(("image", "image_url", "input_image"), "image")
+Reference = str | bytes
+_MAX_PATH = 4096  # characters: Linux opens none that is longer
+_EXPECTED = "a path, a data: URI, or an object with bytes or path"
+
+
+def has_media(text: str) -> bool:
+    """Whether the text of a message has a mark."""
+    return _MARKED.search(text) is not None
+
+
+def num_media(text: str) -> int:
+    """Return the number of marks in the text of a message."""
+    return len(_MARKED.findall(text))
+
+
+def parts_of(text: str) -> list[dict[str, str]]:
+    """Return the text of a message as parts, as a chat template reads them."""
+    pieces = [each for each in _MARKED.split(text) if each]
+    return [{"type": _KINDS[each]} if each in _KINDS else {"type": "text", "text": each} for each in pieces]
+
+
+def reference(where: str, value: Any) -> Reference:
+    """Return the path, or the content, of an image as one of the known formats gives it. Raises ``UserError``."""
+    if isinstance(value, dict):
+        if value.get("type") == "base64" and isinstance(value.get("data"), str):  # Anthropic's source
+            return _decoded(where, value["data"])
+        key = next((key for key in ("bytes", "base64", "path", "url", "image") if value.get(key)), "")
+        given = value.get(key)
+        if isinstance(given, str) and key in ("bytes", "base64"):
+            return _decoded(where, given)
+        return reference(where, None if isinstance(given, dict) else given)
+    if isinstance(value, bytes) and value:
+        return value
+    if not isinstance(value, str) or not value:
+        raise UserError(where, kind(value), _EXPECTED)
+    scheme, has_scheme, rest = value.partition(":")
+    if scheme == "data" and has_scheme:
+        return _decoded(where, rest.partition(",")[2])
+    if scheme.lower() == "file" and rest.startswith("///"):
+        return reference(where, unquote(rest.removeprefix("//")))
+    if rest.startswith("//"):
+        fix = "download it first, and give its path: the content of a URL may change"
+        raise UserError(where, f"a URL ({value[:60]})", _EXPECTED, fix)
+    if len(value) > _MAX_PATH:
+        fix = 'of base64, write "data:image/png;base64," before it'
+        raise UserError(where, f"{len(value)} characters, which are no path ({value[:40]}...)", _EXPECTED, fix)
+    return value
+
+
+def _decoded(where: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError(where, "not base64", _EXPECTED) from None
+
+
+_OF_IMAGE = ("image_url", "source", "image", "path", "url", "base64")
+_NEEDLESS = (
+    "type",
+    "detail",
+    "mime_type",
+    "media_type",
+    "cache_control",
+)  # the size in which it is seen is the model's
+
+
+def part_of(where: str, part: Mapping[str, Any]) -> Reference | None:
+    """Return the image of a part of a message; None if it only says where one of the column ``images`` stands."""
+    unknown = [key for key, value in part.items() if value and key not in (*_OF_IMAGE, *_NEEDLESS)]
+    if unknown:
+        raise UserError(where, f"the key {unknown[0]!r} of an image, which is not read", "a part without it")
+    given = [part[key] for key in _OF_IMAGE if part.get(key)]
+    if not given:
+        return None
+    return reference(where, {"base64": given[0]} if given[0] is part.get("base64") else given[0])
+
+
+def media_of_cell(cell: Any) -> Any:
+    """Return the media of a row's cell as a list, which a CSV file holds as JSON. What cannot be media stays."""
+    if isinstance(cell, str) and cell.startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):  # a path may begin like that
+            cell = json.loads(cell)
+    media = [cell] if isinstance(cell, str | bytes | dict) else cell or []
+    # Tables fill what is absent with nulls.
+    return media if not isinstance(media, list) or any(map(_holds, media)) else []
+
+
+def with_media(sample: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sample with ``media``, from the parts of its messages or from columns of its row.
+
+    Without a part or a mark that says where, the media of columns come first in the first message of the user.
+
+    Args:
+        columns: those of ``MEDIA_COLUMNS`` that the row has, as ``media_of_cell`` returned them. Without a column, its
+            marks are text like any other.
+
+    Raises ``UserError`` if their number is not that of the marks, or if an answer has one.
+    """
+    lists = {name: value for name, value in sample.items() if _are_messages(value)}
+    messages = [message for each in lists.values() for message in each]
+    if not any(columns.values()) and not any("media" in message for message in messages):
+        for column in columns:
+            word = WORDS[MEDIA_COLUMNS[column]]
+            num_marks = sum(message["content"].count(word) for message in messages if message["role"] != "assistant")
+            if num_marks:  # it would be trained on as text
+                raise UserError(column, f"none for {num_marks} marks {word} in the messages", "as many as marks")
+        return sample
+    given: dict[MediaKind, list[Reference]] = {}
+    for column, values in columns.items():
+        if not isinstance(values, list):
+            fix = f"--dataset_columns {column}=ignore, if the column holds no {column}"
+            raise UserError(column, kind(values), f"a list of {column}", fix)
+        given[MEDIA_COLUMNS[column]] = [reference(f"{column}[{i}]", each) for i, each in enumerate(values)]
+        if values and not messages:
+            more = "" if {"chosen", "label"} & sample.keys() else ",completion=output"
+            fix = f"--dataset_columns prompt=instruction{more} makes messages of such columns; or write messages"
+            raise UserError(column, "given with plain texts", "them with messages", fix)
+    changed = {name: [dict(message) for message in each] for name, each in lists.items()}
+    messages = [message for each in changed.values() for message in each]
+    if any(num_media(message["content"]) != len(message.get("media", ())) for message in messages):
+        raise UserError("messages", "a noncharacter such as U+FDD2", "valid Unicode")
+    if not any("media" in message for message in messages):
+        _mark(messages, given)
+    places: list[tuple[MediaKind, Reference | None]] = []
+    for message in messages:
+        found = message.pop("media", [])
+        if found and message["role"] == "assistant":
+            raise UserError("messages", f"an {found[0][0]} in an assistant turn", _IN_QUESTIONS)
+        places += found
+    for column, of_kind in MEDIA_COLUMNS.items():
+        num_given, num_places = len(given.get(of_kind, ())), places.count((of_kind, None))
+        if num_given != num_places:
+            found = f"{num_given} of them for {num_places} places in the messages"
+            expected = f"as many as there are parts without one, or marks {WORDS[of_kind]}"
+            raise UserError(column, found, expected)
+    left = {of_kind: iter(each) for of_kind, each in given.items()}
+    media = [(of_kind, next(left[of_kind]) if each is None else each) for of_kind, each in places]
+    return {**sample, **changed, "media": media}
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value
+    )
+
+
+def _holds(value: Any) -> bool:
+    return any(value.values()) if isinstance(value, dict) else bool(value)
+
+
+def _mark(messages: list[dict[str, Any]], given: Mapping[MediaKind, list[Reference]]) -> None:
+    """Put ``MARKS`` where the texts have ``WORDS``, or at the beginning of the first question."""
+    for column, of_kind in MEDIA_COLUMNS.items():
+        num_given, mark, word = len(given.get(of_kind, ())), MARKS[of_kind], WORDS[of_kind]
+        if not num_given:
+            continue
+        if any(word in message["content"] for message in messages if message["role"] == "assistant"):
+            raise UserError("messages", f"{word} in an assistant turn", _IN_QUESTIONS)
+        asked = [message for message in messages if message["role"] != "assistant"]
+        if any(word in message["content"] for message in asked):
+            for message in asked:
+                message["content"] = message["content"].replace(word, mark)
+            continue
+        first = next((message for message in asked if message["role"] == "user"), None)
+        if first is None:
+            raise UserError(column, "no user message", f"one, for the {column}")
+        first["content"] = mark * num_given + first["content"]
+    for message in messages:
+        if kinds := [_KINDS[mark] for mark in _MARKED.findall(message["content"])]:
+            message["media"] = [(of_kind, None) for of_kind in kinds]
