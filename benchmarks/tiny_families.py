@@ -93,23 +93,25 @@ SPECIAL: dict[str, dict[str, Any]] = {
 def tiny_config(family: str) -> Any:
     """Return a config of the family, small, without dropout, with the family's own structure."""
     config_class = CONFIG_MAPPING[family]
-    return config_class(**_merged(_small(config_class().to_dict(), family), SPECIAL.get(family, {})))
+    return config_class(**merged_values(small_values(config_class().to_dict(), family), SPECIAL.get(family, {})))
 
 
-def _merged(values: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+def merged_values(values: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
     """``values`` with those of ``special``, also in the configs of parts."""
     merged = {
-        name: _merged(values[name], value) if name.endswith("_config") and isinstance(values.get(name), dict) else value
+        name: merged_values(values[name], value)
+        if name.endswith("_config") and isinstance(values.get(name), dict)
+        else value
         for name, value in special.items()
     }
     return values | merged
 
 
-def _small(values: dict[str, Any], family: str) -> dict[str, Any]:
+def small_values(values: dict[str, Any], family: str) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict) and name.endswith("config") and name != "quantization_config":
-            small[name] = _small(value, family)
+            small[name] = small_values(value, family)
         elif re.search(r"drop(out|_rate|_prob|ped)?|_pdrop|layerdrop|jitter", name) and isinstance(value, float):
             small[name] = 0.0
         elif re.search(r"_token_(id|index)$", name) and isinstance(value, int):
