@@ -29,7 +29,7 @@ from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import NO_MEDIA, Encoder
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.data.stream.stream import LATE_MEDIA, Stream, check_beginning
+from kit.data.stream.stream import Stream, check_beginning
 from kit.system.cache import exposure
 from kit.system.errors import Problem, UserError
 
@@ -71,7 +71,6 @@ def open_data(
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
     notes = exposure()
-    streams_media = False
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
     for dataset in datasets:
@@ -79,9 +78,7 @@ def open_data(
         with problems.caught():
             notes += reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:
-                more, has_media = check_beginning(dataset, encoder, settings.on_bad_row == "skip")
-                notes += more
-                streams_media |= has_media
+                notes += check_beginning(dataset, encoder, settings.on_bad_row == "skip")
             else:
                 store = _tokenised(dataset, encoder if dataset.is_evaluation else of_training, settings)
                 notes += notes_of(dataset.source.name, store.info, settings.max_length)
@@ -102,8 +99,6 @@ def open_data(
         evaluation = limited(evaluation, eval_settings.max_eval_samples, "evaluation", notes)
         _check_number(evaluation)
     if settings.streaming:
-        if media and not streams_media:
-            encoder = replace(encoder, media=None, no_media=LATE_MEDIA)
         return Stream(settings, seed, train_datasets, encoder, evaluation, tuple(notes))
     _check_number(train)
     if rollout_steps:

@@ -333,7 +333,11 @@ def uncovered(settings: MethodSettings, shape: Shape) -> list[str]:
     """Return the settings that are given and change memory in a way that no formula of this package describes."""
     keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path qat"
     found = [key for key in (*keys.split(), "adapter_options") if getattr(settings, key)]
-    if shape.tower and {"language"} <= set(settings.train_only or ()) <= {"vision", "projector", "language"}:
+    if (
+        shape.tower
+        and settings.method == "full"
+        and {"language"} <= set(settings.train_only or ()) <= {"vision", "projector", "language"}
+    ):
         found.remove("train_only")
     found += ["adapter_type"] if settings.method != "full" and settings.adapter_type != "lora" else []
     targets = settings.lora_target_modules

@@ -29,7 +29,7 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.config.settings.objective import ObjectiveSettings
 from kit.model.adapters.adapter import attach_adapter, check_adapter
-from kit.model.adapters.freeze import check_freeze, named_towers
+from kit.model.adapters.freeze import check_freeze, trained_encoders
 from kit.model.adapters.qat import install_qat
 from kit.model.adapters.reach import belongs_to_selector, freeze_unreached_parts
 from kit.model.adapters.token_rows import add_rows
@@ -246,9 +246,11 @@ def check_model(
         yield Problem("qat", found, "a base that is not quantised", fix)
     if settings.tiled_mlp:
         yield from check_tiled_mlp(meta_model)
-    check_method = check_freeze if settings.method == "full" else check_adapter
     yield from check_parts(settings, meta_model, router_aux_loss_coef)
-    yield from check_method(settings, meta_model)
+    problems = check_freeze(settings, meta_model)
+    yield from problems
+    if settings.method != "full" and not problems:
+        yield from check_adapter(settings, meta_model)
 
 
 def build_model(
@@ -287,7 +289,7 @@ def build_model(
         install_activation_offload(base)
     if settings.tiled_mlp:
         install_tiled_mlp(base)
-    towers = freeze_unreached_parts(base, named_towers(base, settings))
+    towers = freeze_unreached_parts(base, trained_encoders(base, settings))
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype), towers, config.dtype or torch.float32)
         _cast_trained(model, getattr(torch, plan.trained_dtype))
@@ -303,6 +305,7 @@ def build_model(
         device_memory=plan.device_memory,
         compiled=compiled,
         sequence_group=plan.sequence_group,
+        always_encodes=plan.is_sharded or bool(trained_encoders(base, settings)),
     )
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)
     model.train()
@@ -322,7 +325,13 @@ def build_teacher(settings: MethodSettings, config: Any, plan: LoadPlan, packing
     attention = attention_of(settings, config, packing or plan.sequence_group is not None)
     model = _base(settings, config, plan, attention)
     model.requires_grad_(False)
-    install_loss_head(model, device_memory=plan.device_memory, gives_states=True, sequence_group=plan.sequence_group)
+    install_loss_head(
+        model,
+        device_memory=plan.device_memory,
+        gives_states=True,
+        sequence_group=plan.sequence_group,
+        always_encodes=plan.is_sharded,
+    )
     return model.eval()
 
 

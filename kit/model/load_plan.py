@@ -19,3 +19,4 @@ class LoadPlan:
     device_memory: int | None = None  # bytes of the GPU that computes; None: it is not a GPU
     reads_weights: bool = True  # False: build the model on the meta device, the weights come from rank 0
     sequence_group: SequenceGroup | None = None  # the sequence-parallel group
+    is_sharded: bool = False  # each layer gathers its weights from all ranks, so all must run the same ones

@@ -173,6 +173,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         device_memory=gpu_memory(topology),
         reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
         sequence_group=_sequence_group(topology.sequence_parallel_size, recipe.ddp_timeout),
+        is_sharded=topology.strategy.shards,
     )
 
 
@@ -213,13 +214,13 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
     if topology.strategy.name != "fsdp1":
         return []
     from kit.model.adapters.adapter import attach_adapter
-    from kit.model.adapters.freeze import named_towers
+    from kit.model.adapters.freeze import trained_encoders
     from kit.model.adapters.reach import freeze_unreached_parts
 
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
     found, head = "", adapted.get_output_embeddings()
     if settings.method == "full":
-        freeze_unreached_parts(adapted, named_towers(adapted, settings))
+        freeze_unreached_parts(adapted, trained_encoders(adapted, settings))
         if _is_tied(adapted) and head.weight.requires_grad and not all(p.requires_grad for p in adapted.parameters()):
             found = "frozen weights, and a head that is tied to the embedding: one weight cannot be in two FSDP units"
     elif getattr(adapted.peft_config["default"], "target_parameters", None):

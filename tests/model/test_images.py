@@ -18,6 +18,7 @@ from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
 from kit.data.media import Media
 from kit.export.final import write_model
+from kit.model.adapters.freeze import parts_of
 from kit.model.build import build_model
 from kit.model.load_plan import LoadPlan
 from kit.model.media.codec import FAMILIES
@@ -25,6 +26,7 @@ from kit.model.pretrained.classes import auto_class
 from kit.preflight import preflight
 from kit.strategy.weights import whole_state
 from kit.system.errors import UserError
+from kit.train.optim.optim import build_optimizer
 
 ROWS = [[(70, 50)], [], [(70, 50), (120, 60)], [], [(40, 90)], [(30, 30), (200, 60), (70, 50)]]
 ALL_PARTS = ["vision", "projector", "language"]
@@ -231,12 +233,66 @@ def test_a_stream_has_the_images_of_its_rows_on_every_topology_and_after_every_s
     assert resumed.origins == batch.origins and seen(resumed.micro_batches) == seen(batch.micro_batches)
 
 
-def test_an_image_after_first_rows_without_any_is_refused_in_a_stream(vision_model, tmp_path):
+def test_a_stream_may_begin_with_rows_without_images(vision_model, tmp_path):
     write_rows(tmp_path, [[], []], "a.jsonl"), write_rows(tmp_path, [[(70, 50)]] * 2, "b.jsonl")
     changes = {"streaming": True, "shuffle": True, "max_steps": 9, "global_batch_size": 4, "on_bad_row": "error"}
     checked = check(vision_model("llava"), f"{tmp_path}/[ab].jsonl", **changes)
-    with pytest.raises(UserError, match="first rows of the stream have none"):
-        checked.data.open_feed(checked.recipe, Ranks(), 0, {}, str(tmp_path)).take(0)
+    batch = checked.data.open_feed(checked.recipe, Ranks(), 0, {}, str(tmp_path)).take(0)
+    assert sum(each.num_media for each in batch.micro_batches) == 2
+
+
+def test_an_image_in_an_answer_is_seen_and_never_a_target(vision_model, tmp_path):
+    """What the model is asked to write comes after all images."""
+    write_rows(tmp_path, [[(70, 50)], [(120, 60)]])
+    turns = [("user", "0-0.png"), ("assistant", "1-0.png"), ("user", ""), ("assistant", "0-0.png")]
+    parts = [[{"type": "image", "path": name}] * bool(name) + [{"type": "text", "text": "tea"}] for _, name in turns]
+    messages = [{"role": role, "content": content} for (role, _), content in zip(turns, parts, strict=True)]
+    (data := tmp_path / "answers.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    folder = vision_model("qwen2_vl")
+    checked = check(folder, data, global_batch_size=1)
+    train, codec = checked.data.train, checked.data.media
+    (batch,) = first_batch(checked).micro_batches
+    assert batch.num_media == 3
+    assert codec.placeholder_ids.isdisjoint(batch.targets[batch.weights > 0].tolist())
+    assert codec.placeholder_ids.isdisjoint(train.prompt(0).reference)
+    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    own = auto_class(checked.config).from_pretrained(folder, attn_implementation="sdpa").train()
+    text = codec.processor.tokenizer.apply_chat_template(messages, tokenize=False)
+    pictures = [picture_of(tmp_path / name) for _, name in turns if name]
+    inputs = codec.processor(text=[text], images=[pictures], add_special_tokens=False, return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == train[0][0].tolist()
+    logits = own(**inputs, use_cache=False).logits[0]
+    expected = torch.nn.functional.cross_entropy(logits[batch.target_positions], batch.targets, reduction="none")
+    assert torch.allclose(model(**batch.model_inputs()), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "adapted"),
+    [
+        ({}, {"language"}),
+        (
+            {"train_only": ALL_PARTS, "vision_learning_rate": 1e-6, "projector_learning_rate": 1e-5},
+            {"vision", "projector", "language"},
+        ),
+        ({"train_only": ["vision"], "freeze": ["*.blocks.1.*"]}, {"vision"}),
+        ({"lora_target_modules": ["q_proj", r".*merger\.mlp\.[02]"]}, {"projector", "language"}),
+    ],
+)
+def test_adapters_are_on_the_parts_that_are_named_and_train_there(changes, adapted, vision_model, tmp_path):
+    checked = check(vision_model("qwen2_5_vl"), write_rows(tmp_path, ROWS), method="lora", **changes)
+    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    torch.cat([model(**each.model_inputs()) for each in first_batch(checked).micro_batches]).sum().backward()
+    base = model.get_base_model()
+    parts = parts_of(base)
+    gradients = {name: p.grad for name, p in base.named_parameters() if "lora_B" in name}
+    assert {parts[name] for name in gradients} == adapted
+    assert all(gradient is not None and gradient.any() for gradient in gradients.values())
+    assert any(".blocks.0." in name for name in gradients) == ("vision" in adapted)
+    assert any(".blocks.1." in name for name in gradients) == ("vision" in adapted and "freeze" not in changes)
+    groups = build_optimizer(model, checked.recipe, 1e-4).param_groups
+    rates = {p: group["lr"] for group in groups for p in group["params"]}
+    wanted = {part: changes.get(f"{part}_learning_rate", 1e-4) for part in ALL_PARTS}
+    assert {name: rates[base.get_parameter(name)] for name in gradients} == {n: wanted[parts[n]] for n in gradients}
 
 
 def test_a_family_that_is_not_supported_is_refused_by_name(tmp_path, model_folder):

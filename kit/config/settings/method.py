@@ -84,10 +84,10 @@ class MethodSettings(ModelSettings):
     use_rslora: bool = _of_adapters(False, "rank-stabilised LoRA (rsLoRA) scaling")
     use_dora: bool = _of_adapters(False, "DoRA: weight-decomposed LoRA")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "with method full: parameters to freeze, patterns separated by commas: model.embed_tokens*"
+        None, "parameters to freeze, or not to adapt, patterns separated by commas: model.embed_tokens*"
     )
     train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "with method full: the only parameters to train, patterns separated by commas: model.layers.3[01].*"
+        None, "the only parameters to train or adapt: vision, projector, language, or patterns: model.layers.3[01].*"
     )
     adapter_name_or_path: str | None = _identity(
         None, "continue training this adapter, with its own rank, scaling and modules"
@@ -100,15 +100,6 @@ RULES = (
         lambda r: r.adapter_name_or_path and r.method == "full",
         "given with method full",
         "--method lora, which continues training the adapter",
-    ),
-    *(
-        Rule(
-            f"{name} method",
-            partial(lambda name, r: getattr(r, name) and r.method != "full", name),
-            "given with method {r.method}",
-            "leave it out: adapters freeze the whole model; or --method full",
-        )
-        for name in ("freeze", "train_only")
     ),
     *(
         Rule(

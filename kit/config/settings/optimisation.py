@@ -50,6 +50,12 @@ class OptimSettings(BaseModel):
     embedding_learning_rate: float | None = _identity(
         None, "peak learning rate of embedding and output head, if they train; default: learning_rate", gt=0, le=1
     )
+    vision_learning_rate: float | None = _identity(
+        None, "peak learning rate of the encoder, if it trains; default: learning_rate", gt=0, le=1
+    )
+    projector_learning_rate: float | None = _identity(
+        None, "peak learning rate of the projector, if it trains; default: learning_rate", gt=0, le=1
+    )
     lr_scheduler_type: Literal[
         "constant",
         "constant_with_warmup",
@@ -139,6 +145,22 @@ RULES = (
         ),
         "given, but neither the embedding nor the output head trains",
         "leave it out; or --lora_modules_to_save lm_head,embed_tokens",
+    ),
+    *(
+        Rule(
+            f"{part}_learning_rate train_only method lora_target_modules",
+            partial(
+                lambda part, r: (
+                    getattr(r, f"{part}_learning_rate")
+                    and part not in (r.train_only or ())
+                    and (r.method == "full" or r.lora_target_modules == "all-linear")
+                ),
+                part,
+            ),
+            f"given, but the {part} part does not train",
+            f"leave it out; or --train_only {part},language",
+        )
+        for part in ("vision", "projector")
     ),
     Rule(
         "learning_rate optim",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.data.chat.conversation import Conversation
+from kit.data.chat.media_parts import texts_between
 from kit.data.chat.shown import THINK, check_answer, check_shown, inline_reasoning
 from kit.data.chat.template import AS_CONTENT, BLOCKS, OTHER_TEMPLATE, Messages, Span, Template
 from kit.data.chat.turn_ends import Stops
@@ -303,13 +304,13 @@ def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None
 def _start_of_last_part(text: str, start: int, end: int, message: dict[str, Any]) -> int:
     """Where ``text[start:end]``, an answer, has the name of its last call, or else its content after the reasoning."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or []]
-    part = names[-1] if names else THINK.split(message["content"])[-1].strip()
+    part = names[-1] if names else THINK.split(texts_between(message["content"])[-1])[-1].strip()
     return max(text.rfind(part, start, end), start) if part else start
 
 
 def _end_of_parts(text: str, start: int, message: dict[str, Any]) -> int:
     """Where the content of ``message`` and what its calls name end in ``text[start:]``."""
-    parts = [message["content"].strip()]
+    parts = [texts_between(message["content"])[-1].strip()]
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
         parts.append(call["function"]["name"])

@@ -23,7 +23,6 @@ _MARKED = re.compile(f"([{''.join(MARKS.values())}])")
 _KINDS = {mark: kind for kind, mark in MARKS.items()}
 WORDS: dict[MediaKind, str] = {"image": "<image>"}  # in the texts of LLaMA-Factory, ms-swift and others, with a column
 MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image"}
-_IN_QUESTIONS = "images in user turns: image tokens are never supervised"
 # The types of the parts of a message: transformers' and Anthropic's, OpenAI's.
 TYPES: dict[Any, MediaKind] = dict.fromkeys(("image", "image_url", "input_image"), "image")
 Reference = str | bytes
@@ -39,6 +38,11 @@ def has_media(text: str) -> bool:
 def num_media(text: str) -> int:
     """Return the number of marks in the text of a message."""
     return len(_MARKED.findall(text))
+
+
+def texts_between(text: str) -> list[str]:
+    """Return the text of a message before, between and after its marks."""
+    return _MARKED.split(text)[::2]
 
 
 def parts_of(text: str) -> list[dict[str, str]]:
@@ -122,14 +126,14 @@ def with_media(sample: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, 
         columns: those of ``MEDIA_COLUMNS`` that the row has, as ``media_of_cell`` returned them. Without a column, its
             marks are text like any other.
 
-    Raises ``UserError`` if their number is not that of the marks, or if an answer has one.
+    Raises ``UserError`` if their number is not that of the marks.
     """
     lists = {name: value for name, value in sample.items() if _are_messages(value)}
     messages = [message for each in lists.values() for message in each]
     if not any(columns.values()) and not any("media" in message for message in messages):
         for column in columns:
             word = WORDS[MEDIA_COLUMNS[column]]
-            num_marks = sum(message["content"].count(word) for message in messages if message["role"] != "assistant")
+            num_marks = sum(message["content"].count(word) for message in messages)
             if num_marks:  # it would be trained on as text
                 raise UserError(column, f"none for {num_marks} marks {word} in the messages", "as many as marks")
         return sample
@@ -151,10 +155,7 @@ def with_media(sample: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, 
         _mark(messages, given)
     places: list[tuple[MediaKind, Reference | None]] = []
     for message in messages:
-        found = message.pop("media", [])
-        if found and message["role"] == "assistant":
-            raise UserError("messages", f"an {found[0][0]} in an assistant turn", _IN_QUESTIONS)
-        places += found
+        places += message.pop("media", [])
     for column, of_kind in MEDIA_COLUMNS.items():
         num_given, num_places = len(given.get(of_kind, ())), places.count((of_kind, None))
         if num_given != num_places:
@@ -182,14 +183,11 @@ def _mark(messages: list[dict[str, Any]], given: Mapping[MediaKind, list[Referen
         num_given, mark, word = len(given.get(of_kind, ())), MARKS[of_kind], WORDS[of_kind]
         if not num_given:
             continue
-        if any(word in message["content"] for message in messages if message["role"] == "assistant"):
-            raise UserError("messages", f"{word} in an assistant turn", _IN_QUESTIONS)
-        asked = [message for message in messages if message["role"] != "assistant"]
-        if any(word in message["content"] for message in asked):
-            for message in asked:
+        if any(word in message["content"] for message in messages):
+            for message in messages:
                 message["content"] = message["content"].replace(word, mark)
             continue
-        first = next((message for message in asked if message["role"] == "user"), None)
+        first = next((message for message in messages if message["role"] == "user"), None)
         if first is None:
             raise UserError(column, "no user message", f"one, for the {column}")
         first["content"] = mark * num_given + first["content"]

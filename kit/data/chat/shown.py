@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Container, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
-from kit.data.chat.media_parts import IMAGE
+from kit.data.chat.media_parts import texts_between
 from kit.data.chat.messages import REASONING
 from kit.data.chat.template import AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
 from kit.system.errors import UserError
@@ -146,7 +147,9 @@ def _place(text: str, start: int, message: dict[str, Any], is_supervised: bool) 
     The reasoning of a masked answer need not be there.
     """
     role = message.get("role", "assistant")
-    parts = THINK.split(message["content"]) if role == "assistant" else message["content"].split(IMAGE)
+    parts = texts_between(message["content"])
+    if role == "assistant":
+        parts = [*chain.from_iterable(map(THINK.split, parts))]
     if is_supervised:
         parts = [message.get("reasoning_content") or "", *parts]
         if text.find(parts[0].strip(), start) < 0:

@@ -34,10 +34,8 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
 from kit.data.stream.windows import COUNTS, Cursor, Element, Windows
 from kit.system.cache import digest
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 from kit.system.phases import READING
-
-LATE_MEDIA = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Stream(Data):
 
     @property
     def media(self) -> MediaCodec | None:
-        """See ``Data``: if the first rows have images; else later rows must not."""
+        """See ``Data``: later rows may have some, if the model reads any."""
         return self.encoder.media
 
     @cached_property
@@ -98,22 +96,18 @@ class Stream(Data):
         }
 
 
-def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[list[str], bool]:
-    """Read and encode the first block of a dataset.
+def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str]:
+    """Read and encode the first block of a dataset. Returns remarks for the user.
 
     Args:
         skips: rows that cannot be used do not matter, unless there are too many of them.
-
-    Returns:
-        Remarks for the user; and whether there are images.
 
     Raises:
         UserError: the block has no rows, rows that cannot be used, or no supervised token.
     """
     piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
     piece.check(name, skips, len(piece))
-    notes = notes_of(name, piece.record(), encoder.max_length)
-    return notes, len(piece.arrays.get("media", ())) > 0
+    return notes_of(name, piece.record(), encoder.max_length)
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kit.config.adapter_types import ADAPTER_TYPES
-from kit.config.expressions import matches
+from kit.config.expressions import matches, matches_any
 from kit.config.settings.method import MethodSettings
-from kit.model.adapters.freeze import freeze
+from kit.model.adapters.freeze import freeze, parts_of, trained_encoders, trained_parameters
 from kit.model.adapters.targets import (
     all_linear_targets,
     full_names,
@@ -52,7 +53,7 @@ _NO_OPTIONS = {
 def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch.nn.Module:
     """Freeze the base, and add new adapters or load those of ``adapter_name_or_path``.
 
-    With method ``full`` only the parts are frozen that ``settings`` names.
+    With method ``full`` only the parts are frozen that ``settings`` names; adapters train in the other parts alone.
 
     Args:
         seed: of the initial values of new adapters. A model on meta has no values.
@@ -74,6 +75,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     with shown_as_parameters(model):
         if settings.adapter_name_or_path:
             adapted = _load_adapter(model, settings.adapter_name_or_path)
+            freeze(adapted.get_base_model(), settings)
         else:
             adapted = get_peft_model(model, _new_config(model, settings))
     for parameter in adapted.parameters():
@@ -120,9 +122,7 @@ def _load_adapter(model: Any, name: str) -> Any:
 
 def _new_config(model: Any, settings: MethodSettings) -> Any:
     """peft's config of new adapters. Raises ``ValueError`` or ``TypeError`` as peft's class does."""
-    modules, parameters = split_targets(model, settings.lora_target_modules)
-    modules = full_names(modules, [name for name, _ in model.named_modules()])
-    parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
+    modules, parameters = _targets(model, settings)
     options: dict[str, Any] = {}
     if settings.adapter_type == "lora":
         options = {
@@ -152,6 +152,28 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
         **options,
         **(settings.adapter_options or {}),
     )
+
+
+def _targets(model: Any, settings: MethodSettings) -> tuple[list[str], list[str]]:
+    """Names of the modules and of the parameters to adapt, in the parts that ``train_only`` and ``freeze`` leave.
+
+    Without these, a name that the language model shares with an encoder, such as ``q_proj``, is that of the former.
+    """
+    targets = settings.lora_target_modules
+    modules, parameters = split_targets(model, targets, trained_encoders(model, settings))
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    modules = full_names(modules, [name for name, _ in model.named_modules()])
+    parameters = full_names(parameters, [*weights])
+    if settings.train_only or settings.freeze:
+        left = trained_parameters(model, settings)
+        names = [name for name, module in model.named_modules() if any(id(p) in left for p in module.parameters(False))]
+        modules = [name for name in names if matches_any(name, modules)]
+        parameters = [name for name, p in weights.items() if id(p) in left and matches_any(name, parameters)]
+    elif targets != "all-linear" and (parts := parts_of(model)):
+        found = [[name for name, _ in model.named_modules() if matches(name, target)] for target in modules]
+        own = [[name for name in names if parts.get(f"{name}.weight") == "language"] for names in found]
+        modules = list(dict.fromkeys(chain.from_iterable(a or b for a, b in zip(own, found, strict=True))))
+    return modules, parameters
 
 
 def _config_class(kind: str) -> Any:
@@ -306,6 +328,9 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
             elif lost_here:
                 found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft could not load"
                 problems.append(Problem(field, found, "names that leave it out, or all-linear"))
+    if not problems and not any(_targets(meta_model, settings)):
+        where = "train_only" if settings.train_only else "freeze"
+        return [Problem(where, "nothing is left to adapt", f"a part with modules of {field}")]
     problems += check_rows_and_modules(settings, meta_model)
     if not problems and (reason := _refusal(settings, meta_model)):
         where = "adapter_options" if settings.adapter_options else field

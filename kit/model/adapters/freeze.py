@@ -1,4 +1,4 @@
-"""Freezing parts of a model with method ``full``, chosen by patterns on parameter names.
+"""What trains, or gets adapters, chosen by patterns on parameter names.
 
 A pattern is a name with ``*``, ``?`` and ``[0-9]``, where ``*`` also stands for dots: ``model.layers.[0-9].*``.
 A tied weight has several names, and is chosen by any of them. ``vision``, ``projector`` and ``language`` stand for the
@@ -20,7 +20,7 @@ _PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_
 
 def freeze(model: Any, settings: MethodSettings) -> None:
     """Freeze the parameters that match ``freeze``, and all that do not match ``train_only``."""
-    trained = _trained(model, settings)
+    trained = trained_parameters(model, settings)
     for parameter in model.parameters():
         if id(parameter) not in trained:
             parameter.requires_grad_(False)
@@ -40,25 +40,31 @@ def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     if problems:
         return problems
     unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
-    if not _trained(meta_model, settings) - (unreached - named_towers(meta_model, settings)):
+    if not trained_parameters(meta_model, settings) - (unreached - trained_encoders(meta_model, settings)):
         field = "freeze" if settings.freeze else "train_only"
         return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
     return []
 
 
-def _trained(model: Any, settings: MethodSettings) -> set[int]:
-    """The ``id`` of each parameter that ``train_only`` and ``freeze`` leave to train."""
+def trained_parameters(model: Any, settings: MethodSettings) -> set[int]:
+    """Return the ``id`` of each parameter that ``train_only`` and ``freeze`` leave to train, or to adapt."""
     return _matched_parameters(model, settings.train_only or ["*"]) - _matched_parameters(model, settings.freeze or [])
 
 
-def named_towers(model: Any, settings: MethodSettings) -> set[int]:
-    """Return the ``id`` of each parameter of the towers and projectors that ``train_only`` names as a part."""
-    return _matched_parameters(model, [name for name in settings.train_only or [] if name in PARTS[:2]])
+def trained_encoders(model: Any, settings: MethodSettings) -> set[int]:
+    """Return the ``id`` of each parameter of encoders and projectors that trains if the data have images or audio.
+
+    These are parts that ``train_only`` names. Without it, adapters there too: they were asked for by name.
+    """
+    if settings.method == "full" or settings.train_only:
+        return _matched_parameters(model, [name for name in settings.train_only or [] if name in PARTS[:2]])
+    parts = parts_of(model)
+    return {id(p) for name, p in model.named_parameters() if p.requires_grad and parts.get(name) in PARTS[:2]}
 
 
 def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
     """The ``id`` of each parameter that has a name which matches one of ``patterns``, or is in a part of that name."""
-    part_of = _part_of(model) if set(patterns) & set(PARTS) else {}
+    part_of = parts_of(model) if set(patterns) & set(PARTS) else {}
     return {
         id(p)
         for name, p in model.named_parameters(remove_duplicate=False)
@@ -66,8 +72,8 @@ def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
     }
 
 
-def _part_of(model: Any) -> dict[str, str]:
-    """The part of each parameter by its name; empty for a text-only model."""
+def parts_of(model: Any) -> dict[str, str]:
+    """Return which of ``PARTS`` each parameter belongs to, by its name; empty for a text-only model."""
     if model.config.get_text_config() is model.config:
         return {}
     towers = tuple(f"{name}." for name in unreached_parts(model))

@@ -4,6 +4,7 @@ All answers come from modules and shapes, so they are the same for a model on me
 """
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -26,12 +27,15 @@ _MAMBA_MODULES = {"out_proj", "conv1d"}
 _EARLIER_EXPERT_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 
 
-def all_linear_targets(model: Any) -> list[str]:
+def all_linear_targets(model: Any, kept: Collection[int] = ()) -> list[str]:
     """Return the names of the modules that ``all-linear`` adapts.
 
     These are all linear modules, experts and shared experts among them. Left out are the output head, routers, modules
     that get no gradient or are not called, and those that peft refuses or would take for other modules
     (``names_taken_for_experts``, ``lost_on_reload``). Fused experts are parameters, not modules.
+
+    Args:
+        kept: ``id`` of weights that images and audio reach.
     """
     excluded = [*unreached_parts(model), *trace(model).uncalled_modules, *lost_on_reload(model)]
     excluded_prefixes = tuple(f"{name}." for name in excluded)
@@ -44,7 +48,8 @@ def all_linear_targets(model: Any) -> list[str]:
         is_linear = isinstance(module, torch.nn.Linear | Conv1D) and module is not head
         if not is_linear or is_router(name) or _READ_DIRECTLY.search(name):
             continue
-        if f"{name}.".startswith(excluded_prefixes) or last_part(name) in refused_names:
+        is_reached = id(module.weight) in kept or not f"{name}.".startswith(excluded_prefixes)
+        if not is_reached or last_part(name) in refused_names:
             continue
         targets.append(name)
     return targets
@@ -108,7 +113,7 @@ def lost_on_reload(model: Any) -> list[str]:
     return lost
 
 
-def split_targets(model: Any, targets: str | list[str]) -> tuple[list[str], list[str]]:
+def split_targets(model: Any, targets: str | list[str], kept: Collection[int] = ()) -> tuple[list[str], list[str]]:
     """Divide ``lora_target_modules`` into names of modules and of parameters, such as fused experts.
 
     ``all-linear``, alone or among ``targets``, gives the full names of ``all_linear_targets``.
@@ -119,7 +124,7 @@ def split_targets(model: Any, targets: str | list[str]) -> tuple[list[str], list
     of_parameters: list[str] = []
     for target in [targets] if isinstance(targets, str) else targets:
         if target == "all-linear":
-            of_modules += all_linear_targets(model)
+            of_modules += all_linear_targets(model, kept)
         elif not _matches_any(target, modules) and _matches_any(target, parameters):
             of_parameters.append(target)
         else:

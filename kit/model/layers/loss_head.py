@@ -61,6 +61,7 @@ def install_loss_head(
     compiled: bool = False,
     gives_states: bool = False,
     sequence_group: SequenceGroup | None = None,
+    always_encodes: bool = True,
 ) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
@@ -72,9 +73,9 @@ def install_loss_head(
     loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
-    - ``dummy_media``: inputs of the vision tower without images in the batch. It computes them, and nothing depends on
-      the result: so a rank without an image has the collectives, and the zero gradients, of those with some. A call
-      without ``targets`` takes it too.
+    - ``dummy_media``: inputs of an encoder without images in the batch. If it is sharded or trains, it computes them,
+      and nothing depends on the result: so a rank without an image has the collectives, and the zero gradients, of
+      those with some. A call without ``targets`` takes it too.
     - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
     - ``with_router_loss=True``: the model returns a pair, of the losses or values, and of the auxiliary loss of the
       routers times its coefficient, []; None if the model has no such loss.
@@ -90,6 +91,7 @@ def install_loss_head(
         sequence_group: the sequence-parallel group. Each rank makes the same calls, with whole rows, and
             gets all losses, values or states; their gradients reach only what depends on its own tokens. Calls without
             targets, and the model's own logits, are not shared.
+        always_encodes: ``dummy_media`` is computed: an encoder is sharded, or trains.
     """
     kind = head_of(model.config)
     head = model.get_output_embeddings()
@@ -102,7 +104,7 @@ def install_loss_head(
         vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
         chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
     head_losses: Any = _HeadLosses(head, transform, chunk_tokens, compiled) if kind == "lm" else None
-    model_losses = _ModelLosses(model, router_aux_loss_coef, sequence_group)
+    model_losses = _ModelLosses(model, router_aux_loss_coef, sequence_group, always_encodes)
     model.uses_own_logits = kind == "lm" and (transform is None or _decoder(model) is None)
     model.transform_logits = transform
 
@@ -301,7 +303,9 @@ def _decoder(model: Any) -> Any:
 class _ModelLosses:
     """The losses that a model computes from its inputs."""
 
-    def __init__(self, model: Any, router_aux_loss_coef: float, sequence_group: SequenceGroup | None) -> None:
+    def __init__(
+        self, model: Any, router_aux_loss_coef: float, sequence_group: SequenceGroup | None, always_encodes: bool
+    ) -> None:
         self._sequence_group = sequence_group
         self._plain_forward = model.forward
         self._decoder = _decoder(model) or model.forward
@@ -310,6 +314,7 @@ class _ModelLosses:
         rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
         self._has_positions_of_images = "mrope_section" in rope
         self._router_aux_loss_coef = router_aux_loss_coef
+        self._always_encodes = always_encodes
 
     def __call__(
         self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any, shared: SequenceSlice | None
@@ -366,7 +371,7 @@ class _ModelLosses:
         There the tower runs between embedding and layers, as it does for images that are seen: so sharded weights are
         gathered, and gradients reduced, in the same order on all ranks.
         """
-        if dummy is None:
+        if dummy is None or not self._always_encodes:
             return change
 
         def changed(embeddings: torch.Tensor) -> torch.Tensor:

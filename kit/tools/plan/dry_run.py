@@ -5,7 +5,7 @@ from kit.export.final import describe_serving
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
 from kit.model.adapters.adapter import attach_adapter
-from kit.model.adapters.freeze import named_towers
+from kit.model.adapters.freeze import trained_encoders
 from kit.model.adapters.reach import freeze_unreached_parts
 from kit.model.four_bit import quantised_on_meta
 from kit.model.pretrained.locate import has_weights
@@ -25,7 +25,7 @@ def describe_run(checked: Checked) -> list[str]:
     assert topology is not None
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
-    freeze_unreached_parts(model, named_towers(model, recipe))
+    freeze_unreached_parts(model, trained_encoders(model, recipe))
     strategy = planned_strategy(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_data_ranks), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kit.config.optimisers import OPTIMISERS
+from kit.model.adapters.freeze import parts_of
 from kit.strategy.weights import own_part
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def build_optimizer(
 
     With ``loraplus_lr_ratio`` the learning rate of the B matrices is so many times higher (LoRA+, Hayou et al. 2024,
     https://arxiv.org/abs/2402.12354), and with them DoRA's vectors, as in peft. ``embedding_learning_rate`` is the rate
-    of all that trains of embedding and head, also of their adapters.
+    of all that trains of embedding and head, also of their adapters; those of encoder and projector likewise.
 
     Args:
         peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_lr_multipliers`` for one that does.
@@ -92,8 +93,13 @@ def _rates(model: Any, settings: "OptimSettings", peak_learning_rate: float) -> 
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    of_parts = {"vision": settings.vision_learning_rate, "projector": settings.projector_learning_rate}
+    if any(of_parts.values()):
+        for name, part in parts_of(base).items():
+            if (rate := of_parts.get(part)) and (parameter := base.get_parameter(name)) in rates:
+                rates[parameter] = rate
     if settings.embedding_learning_rate:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
         for table in (base.get_input_embeddings(), base.get_output_embeddings()):
             for parameter in table.parameters() if table is not None else ():
                 if parameter.requires_grad:
