@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FIELD = "vllm_server_base_url"
 PROBE_SECONDS = 30.0  # the timeout of a quick call
 MAX_BYTES = 1 << 20  # of a response, apart from its tokens
+MAX_ATTEMPTS = 5  # if the server fails again and again
 
 
 class Gone(Exception):
@@ -32,10 +33,11 @@ class Gone(Exception):
 
 
 class Client:
-    """HTTP calls to a vLLM server."""
+    """HTTP calls to the vLLM server that the setting ``field`` names; ``fix`` is said of what it refuses."""
 
-    def __init__(self, settings: "Recipe") -> None:
-        self.url = (settings.vllm_server_base_url or "").rstrip("/")
+    def __init__(self, settings: "Recipe", field: str = FIELD, fix: str = "the server's own log says more") -> None:
+        self.url = (getattr(settings, field) or "").rstrip("/")
+        self.fix, self._field = fix, field
         self._wait_seconds = settings.vllm_server_timeout
 
     def ask(
@@ -79,7 +81,7 @@ class Client:
         found = f"{path} gave status {status}{is_long}: {content[:300].decode(errors='replace')}"
         if may_go and (status == 404 or status >= 500):
             raise Gone(found)
-        raise LateError(Problem(FIELD, f"{self.url}{found}", "status 200", "the server's own log says more"))
+        raise LateError(Problem(self._field, f"{self.url}{found}", "status 200", self.fix))
 
     def wait(self, why: str = "") -> None:
         """Wait until the server is up. Raises ``LateError`` if it is not within ``vllm_server_timeout``."""
@@ -90,8 +92,17 @@ class Client:
                 if self.ask("/health", seconds=min(PROBE_SECONDS, self._wait_seconds))[0] == 200:
                     return
             if time.monotonic() - begun > self._wait_seconds:
-                fix = "start it (docs/grpo.md), then type the same command again"
-                raise LateError(Problem(FIELD, f"{found}, for {self._wait_seconds:g} s", fix=fix))
+                fix = "start it (`vllm serve`), then type the same command again"
+                raise LateError(Problem(self._field, f"{found}, for {self._wait_seconds:g} s", fix=fix))
             if not second:
                 say(f"{found}: waiting for it, at most {self._wait_seconds:g} s (--vllm_server_timeout)")
             time.sleep(1)
+
+    def recover(self, error: Gone, attempt: int) -> None:
+        """Wait until a server that failed is up. Raises ``LateError`` as ``wait``, or if this is the last attempt."""
+        why = f"{self.url} failed: {error}"
+        if attempt == MAX_ATTEMPTS:
+            raise LateError(Problem(self._field, why, fix="the server's own log says why"))
+        say(f"{why}; asking again")
+        time.sleep(1)  # a server that is shutting down responds for a moment
+        self.wait(str(error))

@@ -42,6 +42,7 @@ def option(
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
+SERVER: Any = {"expected": "http://HOST:PORT", "pattern": r"^https?://[^\s/@?#]+/?$"}  # of an option
 FRACTION_OR_COUNT = "whole number, or fraction below 1,"
 # Strings are stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
