@@ -20,6 +20,7 @@ class FakeVllm:
             first weights after ``away_seconds``; 0: never.
         keeps_stale: weights are loaded under their name only if they are the first ones.
         lacks: a path that it does not know.
+        max_logprobs: how many of a token of a prompt it gives.
     """
 
     def __init__(
@@ -30,12 +31,15 @@ class FakeVllm:
         keeps_stale: bool = False,
         max_model_len: int = 256,
         lacks: str = "",
+        max_logprobs: int = 20,
     ) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.loses_at, self.away_seconds = loses_at, away_seconds
         self.keeps_stale, self.max_model_len, self.lacks = keeps_stale, max_model_len, lacks
+        self.name, self.max_logprobs = str(folder), max_logprobs
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
         self._first = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         self._lock, self._up_at, self._names, self._version = threading.Lock(), 0.0, set[str](), "default"
@@ -96,6 +100,10 @@ class FakeVllm:
                 return 200, {"success": True}
             if path == "/v1/load_lora_adapter":
                 return self._load(body)
+            if path == "/tokenize":
+                if body["model"] != self.name:
+                    return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+                return 200, {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]}
             if path == "/v1/completions":
                 return self._complete(body)
             return 200, {}
@@ -129,9 +137,30 @@ class FakeVllm:
                 self._model.load_state_dict(self._first)
                 self._version = "default"
             return 0, None
+        if "prompt_logprobs" in body:
+            return self._score(body)
         if "model" in body and body["model"] not in self._names:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         return 200, {"choices": [self._choice(body, k) for k in range(body["n"])]}
+
+    def _score(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """The most probable tokens of each place of the prompt, and its own token, which comes first."""
+        import torch
+
+        ids, k = body["prompt"], body["prompt_logprobs"]
+        message = f"Requested prompt logprobs of {k}, which is greater than max allowed: {self.max_logprobs}"
+        if k <= self.max_logprobs:
+            message = "The decoder prompt plus the number of requested output tokens is longer than the maximum"
+        if k > self.max_logprobs or len(ids) + body["max_tokens"] > self.max_model_len:
+            return 400, {"error": {"message": message}}
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            logps = self._model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        known: list[Any] = [None]
+        for token, row in zip(ids[1:], logps, strict=True):
+            best = row.topk(k).indices.tolist()
+            known.append({str(each): {"logprob": float(row[each])} for each in dict.fromkeys([token, *best])})
+        return 200, {"choices": [{"index": 0, "prompt_logprobs": known}]}
 
     def _choice(self, body: dict[str, Any], k: int) -> dict[str, Any]:
         import torch

@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
 from kit.config.prompt_format import FORM, checked_format
-from kit.schema.fields import FRACTION_OR_COUNT, column_mapping, fraction_or_count, option
+from kit.schema.fields import FRACTION_OR_COUNT, SERVER, column_mapping, fraction_or_count, option
 
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"
@@ -51,6 +51,8 @@ class DatasetEntry(BaseModel):
     weight: float | None = _data(
         None, "sampling weight: fraction of each epoch drawn from this dataset, relative to the other weights", ge=0
     )
+    teacher: str | None = _data(None, "distil: its own teacher, with teacher_top_k; default: that of the run")
+    teacher_server: str | None = _data(None, "distil: vLLM server with its own teacher", **SERVER)
 
     def filled(
         self, config: str | None, split: str, columns: dict[str, str], revision: str | None = None

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.model.build import build_meta_model, check_model, open_config
+from kit.model.build import build_meta_model, check_model, fingerprint, open_config
 from kit.model.layers.loss_head import install_loss_head
 from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.system.cache import digest
 from kit.system.errors import UserError, raise_if
 
 # Spaces, digits, scripts, marks and code, which tokenizers that differ cut up differently.
-_PROBES = (
+PROBES = (
     'The quick brown fox, 3.14159 and 1,000,000 others - it\'s "so".',
     "  def f(x):\n\treturn {'a': x**2}  # twice\r\n\n\n",
     "Größe, naïve, Ελληνικά, русский, العربية, हिन्दी, 中文字符, 日本語, 한국어 🙂👩‍🔬",
@@ -37,6 +38,27 @@ def teacher_settings(recipe: Recipe) -> Recipe:
         "trainable_tokens": None,
     }
     return recipe.model_copy(update=changes)
+
+
+def own_teachers(recipe: Recipe) -> list[tuple[Recipe, list[int]]]:
+    """Return the recipe with each of its teachers, and the indices of the datasets whose teacher that is."""
+    found: dict[Any, tuple[Recipe, list[int]]] = {}
+    for i, entry in enumerate(recipe.dataset_entries):
+        own = recipe
+        if entry.teacher or entry.teacher_server:
+            names = {"teacher": entry.teacher or recipe.teacher, "teacher_server": entry.teacher_server}
+            own = recipe.model_copy(update={**names, "teacher_revision": None})
+        found.setdefault((own.teacher, own.teacher_server), (own, []))[1].append(i)
+    return list(found.values())
+
+
+def fingerprint_of_teachers(recipe: Recipe) -> str:
+    """Return a string that identifies the teachers of a run. A served one has its name alone."""
+    found = [
+        (f"served {own.teacher}" if own.teacher_server else fingerprint(teacher_settings(own)), datasets)
+        for own, datasets in own_teachers(recipe)
+    ]
+    return found[0][0] if len(found) == 1 else digest(found)
 
 
 def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) -> tuple[Any, Any]:
@@ -90,12 +112,13 @@ def _difference(own: Any, tokenizer: Any) -> str:
     if differing := [token for token in ours | theirs if theirs.get(token) != ours.get(token)]:
         return f"{len(differing)} tokens of its vocabulary, such as {min(differing)!r}, have other ids than in"
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    texts = [*_PROBES, *tokenizer.all_special_tokens, *added, str(tokenizer.chat_template)]
-    differing = [text for text in texts if _ids(own, text) != _ids(tokenizer, text)]
+    texts = [*PROBES, *tokenizer.all_special_tokens, *added, str(tokenizer.chat_template)]
+    differing = [text for text in texts if ids_of(own, text) != ids_of(tokenizer, text)]
     return f"its tokenizer gives {differing[0]!r:.80} other ids than" if differing else ""
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text, without special tokens around it."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 

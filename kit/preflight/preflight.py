@@ -38,7 +38,7 @@ from kit.model.pretrained.dequantise import describe_dequantised
 from kit.model.pretrained.heads import pad_with, template_beside
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.summary import aux_loss_coef
-from kit.model.teacher import check_teacher, teacher_settings
+from kit.model.teacher import check_teacher, fingerprint_of_teachers, own_teachers, teacher_settings
 from kit.model.untrained import check_stop_tokens
 from kit.preflight.rollout_checks import check_server, try_rewards
 from kit.preflight.tool_checks import check_tools, tool_schemas, try_environment
@@ -122,12 +122,19 @@ def check(
 def _check_teacher(checked: Checked, launch: Launch, problems: Problems) -> None:
     recipe, topology = checked.recipe, checked.topology
     assert topology is not None
-    checked.teacher_config, teacher = check_teacher(recipe, checked.tokenizer, needs_weights=not launch.dry_run)
-    problems += check_strategy(topology, teacher)
-    settings, sharing = teacher_settings(recipe), topology.sequence_parallel_size
-    refused = sequence_problems(sharing, settings, checked.teacher_config, teacher, 0.0)
-    problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
-    if topology.strategy.name == "fsdp1":
+    largest = 0
+    for own, _ in own_teachers(recipe):
+        if own.teacher_server:
+            continue
+        config, teacher = check_teacher(own, checked.tokenizer, needs_weights=not launch.dry_run)
+        problems += check_strategy(topology, teacher)
+        sharing = topology.sequence_parallel_size
+        refused = sequence_problems(sharing, teacher_settings(own), config, teacher, 0.0)
+        problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
+        if (size := sum(each.numel() for each in teacher.parameters())) > largest:
+            largest, checked.teacher_config = size, config
+    checked.teacher_fingerprint = fingerprint_of_teachers(recipe)
+    if largest and topology.strategy.name == "fsdp1":
         problems.append(Problem("teacher", "under FSDP1, which does not gather the lm_head", fix="--config fsdp"))
 
 
@@ -226,8 +233,8 @@ def _find_stop_tokens(checked: Checked, datasets: Sequence[Dataset], problems: P
 
 def _open_folder(checked: Checked, recipe_name: str) -> RunFolder:
     recipe = checked.recipe
-    of_teacher = fingerprint(teacher_settings(recipe)) if checked.teacher_config else None
-    return RunFolder(recipe, recipe_name, identity(recipe, checked.data.fingerprint, fingerprint(recipe), of_teacher))
+    found = identity(recipe, checked.data.fingerprint, fingerprint(recipe), checked.teacher_fingerprint)
+    return RunFolder(recipe, recipe_name, found)
 
 
 def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:

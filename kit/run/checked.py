@@ -10,7 +10,6 @@ from kit.memory.workload import Workload
 from kit.model.adapters.token_rows import num_rows
 from kit.model.build import fingerprint, folder_fingerprint
 from kit.model.pretrained.locate import open_adapter
-from kit.model.teacher import teacher_settings
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.record import own_code
@@ -35,7 +34,8 @@ class Checked:
         total_steps: optimiser steps of the whole run.
         workload: None if there is no topology, or the formulas do not describe the run.
         plan: the entry of ``run.json``; empty if there is no topology, or nothing is planned.
-        teacher_config: of a run with a teacher.
+        teacher_config: of the largest teacher that runs here; None: none does.
+        teacher_fingerprint: see ``kit.model.teacher.fingerprint_of_teachers``.
     """
 
     recipe: Recipe
@@ -52,6 +52,7 @@ class Checked:
     workload: Workload | None = None
     plan: dict[str, Any] = field(default_factory=dict)
     teacher_config: Any = None
+    teacher_fingerprint: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -77,8 +78,8 @@ class Checked:
         content["chat_template"] = str(data.chat_template)
         for key, names in recipe.code.items():
             content[key] = [*names, *own_code(names).values()]
-        if recipe.teacher:
-            content["teacher"] = fingerprint(teacher_settings(recipe))
+        if self.teacher_fingerprint:
+            content["teacher"] = self.teacher_fingerprint
         if recipe.adapter_name_or_path:
             adapter = open_adapter(recipe.adapter_name_or_path)
             content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")

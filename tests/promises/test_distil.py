@@ -6,8 +6,11 @@ import shutil
 
 import pytest
 import torch
+from fake_vllm import FakeVllm
 from helpers import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kit.config.dataset_entry import in_one_line
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +94,36 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
         ({"teacher": tmp_path / "none"}, "teacher: .*no such folder"),
         ({"teacher": teacher, "teacher_top_k": 4, "on_policy_share": 0.5}, "teacher_top_k: 4 with on_policy_share 0.5"),
         ({"teacher": teacher, "teacher_top_k": 4, "streaming": True}, "streaming: with teacher_top_k 4"),
+        ({"teacher": "x", "teacher_server": "http://localhost:1"}, "teacher_server: given with teacher_top_k 0"),
+        ({"teacher": "x", "dataset": "[{path: a, teacher: y}]"}, "a teacher of its own, without teacher_top_k"),
+        (
+            {"teacher": "x", "teacher_server": "http://localhost:1", "teacher_top_k": 4, "distil_temperature": 2},
+            "distil_temperature: 2, and a server gives log-probabilities at 1",
+        ),
     ):
         run = finetune(f"refused-{words[:9]}", **{"objective": "distil"} | flags)
         assert run.status == 2 and re.search(words, run.output), (words, run.output)
         assert "Traceback" not in run.output
     finetune.ok("padded", objective="distil", teacher=resized, method="lora", max_steps=1)
+
+
+def test_datasets_learn_from_a_served_teacher_and_from_their_own_on_any_topology(
+    finetune, fp32, teacher, model_folder, tmp_path, request
+):
+    rows = [{"prompt": f"the fox {i} ", "completion": "and the dog " * (1 + i % 3)} for i in range(12)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({**row, "id": name}) for row in rows))
+    datasets = [{"path": f"{tmp_path}/a.jsonl"}, {"path": f"{tmp_path}/b.jsonl", "teacher": str(teacher)}]
+    flags = {"objective": "distil", "teacher": model_folder, "teacher_top_k": 4, "dataset": in_one_line(datasets)}
+    flags |= {"dataset_columns": "id=ignore", "method": "full", "learning_rate": 1e-3}
+    stored = finetune.ok("stored", config=fp32["single"], **flags)
+    server = FakeVllm(model_folder, loses_at=3, away_seconds=1)
+    request.addfinalizer(server.close)
+    served = finetune.ok("served", 2, config=fp32["fsdp"], teacher_server=server.url, **flags)
+    assert "asking again" in served.output and len(server.requests) > 12, served.output
+    for key in ("loss", "divergence"):
+        assert [row[key] for row in served.rows] == pytest.approx([row[key] for row in stored.rows], abs=2e-6), key
+    shutil.rmtree(served.folder / "final")
+    swapped = [datasets[1] | {"path": datasets[0]["path"]}, {"path": datasets[1]["path"]}]
+    again = finetune("served", config=fp32["single"], **flags | {"dataset": in_one_line(swapped)})
+    assert again.status == 2 and "the weights of teacher changed" in again.output, again.output

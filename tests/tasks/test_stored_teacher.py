@@ -1,7 +1,6 @@
 """What is stored of a teacher is its own, computed once, and teaches what the equations over K + 1 outcomes say."""
 
 import weakref
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from data_helpers import open_recipe_data, pairs, write
-from helpers import actual_strategy
+from fake_vllm import FakeVllm
+from helpers import actual_strategy, free_port, make_model
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator
@@ -20,7 +20,7 @@ from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.teacher import teacher_settings
 from kit.strategy.accelerator import Prepared
 from kit.system.cache import cache_folder
-from kit.system.errors import TrainingError
+from kit.system.errors import TrainingError, UserError
 from kit.tasks.distil import stored_teacher
 from kit.tasks.distil.loss import divergence
 from kit.tasks.distil.stored_teacher import StoredTeacher, outcomes, store_teacher
@@ -93,20 +93,22 @@ def store(model_folder, tmp_path, monkeypatch):
     plain = {"model_name_or_path": str(model_folder), "teacher": str(model_folder), "objective": "distil"}
     plain |= {"dataset": str(tmp_path / "answers.jsonl"), "max_length": 128, "global_batch_size": 3, "method": "full"}
 
-    def store(total_steps=9, spoil=None, **changes):
+    def store(total_steps=9, spoil=None, entries=(), **changes):
+        if entries:
+            changes["dataset"] = [{"path": str(tmp_path / "answers.jsonl")} | entry for entry in entries]
         recipe = Recipe(**plain | {"teacher_top_k": 5} | changes)
         tokenizer = open_tokenizer(recipe)
         data = open_recipe_data(recipe, tokenizer, 320)
         accelerator = Accelerator(cpu=True)
-        settings = teacher_settings(recipe)
-        config = open_config(settings)
-        build = partial(
-            build_teacher, settings, config, LoadPlan(compute_dtype="float32", device="cpu"), recipe.packing
-        )
         calls, opened = [], []
 
-        def open_teacher(*_):
-            model = build()
+        def build(own):
+            settings = teacher_settings(own)
+            plan = LoadPlan(compute_dtype="float32", device="cpu")
+            return build_teacher(settings, open_config(settings), plan, own.packing)
+
+        def open_teacher(_, own):
+            model = build(own)
             opened.append(weakref.ref(model))
             model.register_forward_hook(lambda *_: calls.append(1))
             if spoil:
@@ -114,13 +116,13 @@ def store(model_folder, tmp_path, monkeypatch):
             return Teacher(Prepared(accelerator, Ranks(), model, None, actual_strategy(sharded_layers=None)))
 
         monkeypatch.setattr(stored_teacher, "open_teacher", open_teacher)
-        checked = SimpleNamespace(recipe=recipe, teacher_config=config, data=data, tokenizer=tokenizer)
+        checked = SimpleNamespace(recipe=recipe, data=data, tokenizer=tokenizer)
         checked.total_steps, checked.vocab_size = total_steps, 320
         stored = store_teacher(
             SimpleNamespace(checked=checked, accelerator=accelerator, progress=lambda items, *_: items)
         )
         assert all(model() is None for model in opened), "the teacher is still there"
-        return SimpleNamespace(stored=stored, samples=data.train, num_calls=len(calls), model=build())
+        return SimpleNamespace(stored=stored, samples=data.train, num_calls=len(calls), model=build(recipe))
 
     return store
 
@@ -185,7 +187,7 @@ def test_a_pass_that_was_stopped_goes_on_with_its_next_block(store, monkeypatch)
 
 def test_a_vocabulary_smaller_than_k_is_stored_whole(store):
     run = store(teacher_top_k=1000)
-    assert run.stored.num_tokens == 320 and run.stored.first_logps.shape[1] == 320
+    assert run.stored.num_tokens == 320 and run.stored.first_logps[0].shape[1] == 320
     logps = run.samples.per_target(np.array([3]))["teacher_logps"]
     whole = logits_of_targets(run, 3).log_softmax(dim=1)
     assert torch.allclose(torch.from_numpy(logps), whole.topk(320).values, atol=1e-5)
@@ -195,3 +197,103 @@ def test_a_teacher_that_gives_no_numbers_is_named_with_the_sample(store):
     with pytest.raises(TrainingError, match=r"are NaN, first in .*answers.jsonl:\d+"):
         store(spoil=lambda model: model.lm_head.weight.data.fill_(float("nan")))
     assert not list(cache_folder().glob(f"{stored_teacher.FOLDER}/*/"))
+
+
+@pytest.fixture
+def served(model_folder, request):
+    """Start a server of the model with the arguments of ``FakeVllm``, and return it with the settings that name it."""
+
+    def start(**changes):
+        server = FakeVllm(model_folder, **changes)
+        request.addfinalizer(server.close)
+        return server, {"teacher_server": server.url, "vllm_server_timeout": 20}
+
+    return start
+
+
+def all_targets(run):
+    return run.samples.per_target(np.arange(len(run.samples)))
+
+
+def test_a_served_teacher_gives_what_the_stored_one_gives_also_after_its_server_went(store, served):
+    own = all_targets(store())
+    server, settings = served(loses_at=4, away_seconds=0.5)
+    run = store(**settings)
+    found = all_targets(run)
+    assert run.num_calls == 0 and np.array_equal(found["teacher_ids"], own["teacher_ids"])
+    assert np.allclose(found["teacher_logps"], own["teacher_logps"], atol=1e-5)
+    asked = [tuple(body["prompt"]) for path, body in server.requests if path == "/v1/completions"]
+    # At most those of one moment are asked again, and the longest sample proves each start of the server.
+    assert set(asked) == {tuple(run.samples[i][0].tolist()) for i in range(11)} and len(asked) <= 2 * 11 + 2
+    num = len(server.requests)
+    store(**settings | {"teacher_server": "http://127.0.0.1:9"})
+    assert len(server.requests) == num, "the cache has all, and needs no server"
+
+
+def test_a_pass_over_a_server_that_was_stopped_asks_for_its_next_block(store, served, monkeypatch):
+    monkeypatch.setattr(stored_teacher, "SERVED_VALUES", 5 * 30)
+    server, settings = served()
+    writing = stored_teacher.store
+
+    def stopped(*args):
+        writing(*args)
+        if len(entries()) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stored_teacher, "store", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        store(**settings)
+    monkeypatch.setattr(stored_teacher, "store", writing)
+    num = sum("max_tokens" in body for _, body in server.requests)
+    run = store(**settings)
+    assert sum("max_tokens" in body for _, body in server.requests) == 11 + 2 and num > 3
+    assert np.array_equal(all_targets(run)["teacher_ids"], all_targets(store())["teacher_ids"])
+
+
+def test_a_server_that_is_not_the_teacher_is_refused_before_the_first_sample(store, served, model_folder, monkeypatch):
+    def refused(words, settings, **changes):
+        with pytest.raises(UserError, match=words) as raised:
+            store(**settings | changes)
+        assert "teacher_server" in str(raised.value)
+
+    gone = {"teacher_server": f"http://127.0.0.1:{free_port()}", "vllm_server_timeout": 0.1}
+    refused("does not answer, for 0.1 s", gone)
+    refused("The model `other` does not exist", served()[1], teacher="other")
+    refused(r"greater than max allowed: 4[^>]*\n *-> vllm serve ... --max-logprobs 5", served(max_logprobs=4)[1])
+    refused(r"longer than the maximum[^>]*\n *-> .*--max-model-len \d+$", served(max_model_len=20)[1])
+    server, settings = served()
+    server.tokenizer.add_tokens([" fish"])
+    refused("/tokenize: gives .* other ids than", settings)
+    server, settings = served()
+    plain = server.reply
+
+    def with_logprobs(change):
+        def reply(path, body):
+            status, content = plain(path, body)
+            for each in content["choices"][0]["prompt_logprobs"][1:] if "choices" in content else ():
+                change(each)
+            return status, content
+
+        return reply
+
+    for change in (
+        lambda each: each.update({str(320): {"logprob": -0.1}}),
+        lambda each: [value.update(logprob=value["logprob"] + 9) for value in each.values()],
+        lambda each: each.popitem() if len(each) == 5 else [each.popitem(), each.popitem()],
+        lambda each: [value.update(logprob=float("nan")) for value in each.values()],
+        lambda each: [value.update(logprob="x") for value in each.values()],
+    ):
+        monkeypatch.setattr(server, "reply", with_logprobs(change))
+        refused("/v1/completions: ", settings)
+
+
+def test_datasets_with_teachers_of_their_own_get_what_a_run_with_each_gets(store, served, tmp_path):
+    other = make_model(tmp_path / "other", num_hidden_layers=1)
+    _, settings = served()
+    alone = [all_targets(store(**changes)) for changes in ({}, {"teacher": str(other)})]
+    served_one = {"name": "c", "teacher_server": settings["teacher_server"]}
+    run = store(50, entries=[{"name": "a"}, {"name": "b", "teacher": str(other)}, served_one])
+    assert len(entries()) == 2 + 3 and run.stored.description.count("%") == 3
+    for name, found in all_targets(run).items():
+        for part, own in zip(np.split(found, 3), (alone[0], alone[1], alone[0]), strict=True):
+            assert np.allclose(part, own[name], atol=1e-5), name

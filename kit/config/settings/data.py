@@ -136,6 +136,12 @@ RULES = (
         "give one of them a weight above 0",
     ),
     Rule(
+        "dataset",
+        lambda r: not r.teacher_top_k and any(entry.teacher or entry.teacher_server for entry in r.dataset_entries),
+        "has a teacher of its own, without teacher_top_k: teachers read their data before the first step",
+        "--objective distil --teacher_top_k 64",
+    ),
+    Rule(
         "shuffle dataset",
         lambda r: not r.shuffle and _lists(r, lambda entries: entries[0].weight is not None),
         "false, but weights draw samples at random",

@@ -56,7 +56,7 @@ class Distillation(SupervisedLoss):
 
     def bind(self, policy: Policy, run: Run) -> None:
         """Load the teacher next to the student, unless its log-probabilities are cached. See ``Objective.bind``."""
-        self.teacher = self.teacher or open_teacher(run)
+        self.teacher = self.teacher or open_teacher(run, run.checked.recipe)
         policy.notes.append(self.teacher.description)
 
     def open_feed(self, policy: Policy, run: Run) -> BatchSource:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from kit.schema.fields import SERVER
 from kit.schema.rules import Rule
 from kit.tasks.spec import TaskMetric, TaskSpec, identity_option, objective_option
 
@@ -13,7 +14,10 @@ class DistilSettings(BaseModel):
 
     teacher: str | None = identity_option(
         None,
-        "distil: local folder or hub id of the teacher, which has the same tokenizer",
+        "distil: local folder or hub id of the teacher, which has the same tokenizer; or its name on teacher_server",
+    )
+    teacher_server: str | None = objective_option(
+        None, "distil: vLLM server with the teacher, for teacher_top_k; for example http://localhost:8000", **SERVER
     )
     teacher_revision: str | None = objective_option(None, "distil: branch, tag or commit of a teacher with a hub id")
     teacher_in_4bit: bool = identity_option(False, "distil: quantise the teacher to 4 bits (NF4)")
@@ -61,6 +65,20 @@ RULES = (
         "--teacher_top_k 0; or --on_policy_share 0",
     ),
     Rule(
+        "teacher_server teacher_top_k",
+        lambda r: r.teacher_server and not r.teacher_top_k,
+        "given with teacher_top_k 0: it is asked before the first step",
+        "--teacher_top_k 20, or what vllm serve --max-logprobs allows",
+    ),
+    Rule(
+        "distil_temperature teacher_server",
+        lambda r: (
+            r.distil_temperature != 1 and (r.teacher_server or any(entry.teacher_server for entry in r.dataset_entries))
+        ),
+        "{r.distil_temperature:g}, and a server gives log-probabilities at 1",
+        "--distil_temperature 1",
+    ),
+    Rule(
         "streaming teacher_top_k",
         None,
         "with teacher_top_k {r.teacher_top_k}: the teacher reads the data before the first step",
@@ -78,7 +96,7 @@ RULES = (
 SPECS = {
     "distil": TaskSpec(
         "kit.tasks.distil.loss.Distillation",
-        settings=("beta", *DistilSettings.model_fields),
+        settings=("beta", "vllm_server_timeout", *DistilSettings.model_fields),
         beta=0.5,
         metrics=(
             TaskMetric("divergence", chart="divergence from the teacher, nats"),

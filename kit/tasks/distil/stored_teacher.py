@@ -1,4 +1,4 @@
-"""Offline distillation: cache the teacher's top-k log-probabilities before training.
+"""Offline distillation: cache the teachers' top-k log-probabilities before training.
 
 P and Q are as in ``kit.tasks.distil.loss``, but over K + 1 outcomes: the teacher's K = ``teacher_top_k`` most probable
 tokens, and one bucket for any other token. A divergence of these is at most that of all tokens (the data-processing
@@ -6,8 +6,8 @@ inequality of f-divergences: Csiszar 1967).
 
 Promises:
 
-- All ranks, and a run that continues, use the same numbers. Their key covers the content of the teacher's weight files,
-  the samples, and what else changes the numbers.
+- All ranks, and a run that continues, use the same numbers. Their key covers the content of the teacher's weight files
+  (of a served one its name), the samples, and what else changes the numbers.
 - A block of them is complete or absent in the cache, so a pass that was stopped goes on with its next block. One block
   at a time is in memory; the feed reads the targets of a step from memory maps.
 - The teacher is not loaded if the cache has all blocks.
@@ -15,6 +15,7 @@ Promises:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +26,16 @@ from kit.data.feed.feed import GlobalBatch
 from kit.data.open import pad_id
 from kit.data.samples.samples import Samples
 from kit.memory.sizes import format_bytes
-from kit.model.build import attention_of
+from kit.model.build import attention_of, open_config
 from kit.model.layers.chunks import chunk_size
-from kit.model.teacher import teacher_settings
+from kit.model.teacher import own_teachers, teacher_settings
 from kit.run.run import Run
 from kit.strategy.accelerator import sum_over_ranks
 from kit.strategy.processes.rendezvous import together
 from kit.system.cache import cache_folder, digest, open_entry, store
 from kit.system.console import say
 from kit.system.errors import TrainingError
+from kit.tasks.distil.served_teacher import ServedTeacher
 from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.train.precompute import hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients
@@ -41,6 +43,7 @@ from kit.train.reference import without_gradients
 FOLDER = "teachers"  # of the cache
 CODE_VERSION = 1  # part of every key: raise it whenever the same teacher would give other numbers
 BLOCK_VALUES = 1 << 25  # tokens that a block holds for all its targets: each is 8 bytes
+SERVED_VALUES = 1 << 20  # of a served teacher, which may be slow
 _IDS, _LOGPS = "teacher_ids", "teacher_logps"  # of ``MicroBatch.per_target``: int32 [S, K], float32 [S, K + 1]
 
 
@@ -65,7 +68,7 @@ class StoredTeacher:
 
     num_tokens: int  # K
     size: int  # tokens of both vocabularies
-    first_logps: np.ndarray  # float32 [targets, W], of the first block
+    first_logps: Sequence[np.ndarray]  # of each teacher, float32 [targets, W] of its first block
 
     def states(self, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch, which has the teacher's log-probabilities."""
@@ -82,11 +85,12 @@ class StoredTeacher:
 
     @property
     def description(self) -> str:
-        """A line about how much of the teacher's probability is stored, measured on the first block."""
-        held = np.exp(self.first_logps[:, : self.num_tokens]).sum(axis=1).mean()
+        """A line about how much of each teacher's probability is stored, measured on its first block."""
+        held = [f"{np.exp(each[:, : self.num_tokens]).sum(axis=1).mean():.2%}" for each in self.first_logps]
         return (
             f"teacher: top-{self.num_tokens} log-probabilities of each target, and one bucket for the rest; "
-            f"on {len(self.first_logps)} targets the top {self.num_tokens} hold {held:.2%} of the probability"
+            f"on {sum(map(len, self.first_logps))} targets the top {self.num_tokens} hold {', '.join(held)} of the "
+            "probability"
         )
 
 
@@ -113,59 +117,74 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tor
 
 
 def store_teacher(run: Run) -> StoredTeacher:
-    """Cache the teacher's log-probabilities of all targets that a step uses, unless they are. Called by all ranks.
+    """Cache each teacher's log-probabilities of all targets that a step uses, unless they are. Called by all ranks.
 
-    The teacher is gone from the device when this returns.
+    The teachers are gone from the device when this returns.
 
     Raises:
-        UserError: the cache cannot be written.
+        UserError: the cache cannot be written, or a teacher's server fails for good.
         TrainingError: a probability is not a number.
     """
-    checked, accelerator = run.checked, run.accelerator
-    data, samples, recipe = checked.data, checked.data.train, checked.recipe
-    chosen = np.flatnonzero(used_samples(data, checked.total_steps))
-    size = min(checked.teacher_config.get_text_config().vocab_size, checked.vocab_size)
-    k = min(recipe.teacher_top_k, size)
-    ends = np.cumsum(samples.num_targets[chosen], dtype=np.int64)
+    checked, accelerator, samples = run.checked, run.accelerator, run.checked.data.train
+    used = used_samples(checked.data, checked.total_steps)
+    teachers = []
+    for own, datasets in own_teachers(checked.recipe):
+        if len(chosen := np.flatnonzero(used & np.isin(samples.dataset_ids, datasets))):
+            settings = teacher_settings(own)
+            teachers.append((own, settings, None if own.teacher_server else open_config(settings), chosen))
+    sizes = [config.get_text_config().vocab_size for _, _, config, _ in teachers if config]
+    size = min([checked.vocab_size, *sizes])
+    k = min(checked.recipe.teacher_top_k, size)
+    width = _width(k, size)
+    order = np.concatenate([chosen for *_, chosen in teachers])
+    ends = np.cumsum(samples.num_targets[order], dtype=np.int64)
     starts = np.zeros(len(samples), np.int64)
-    starts[chosen] = ends - samples.num_targets[chosen]
-    # Of whole samples, each with as many targets as fit.
-    block_of = starts[chosen] // max(1, BLOCK_VALUES // k)
-    parts = np.split(chosen, np.flatnonzero(np.diff(block_of)) + 1)
-    bounds = np.array([*(starts[part[0]] for part in parts), ends[-1]])
-    settings = teacher_settings(recipe)
-    attention = attention_of(settings, checked.teacher_config, recipe.packing)
-    key = [CODE_VERSION, key_of_model(accelerator, settings, attention), samples.fingerprint]
-    key += [recipe.distil_temperature, k, size]
-    folders = [cache_folder() / FOLDER / digest(key, hash_of(part)) for part in parts]
-    device = accelerator.device
-    absent = torch.tensor([float(open_entry(folder) is None) for folder in folders], device=device)
-    missing = torch.nonzero(sum_over_ranks(absent)).flatten().tolist()  # on one machine or more
-    if not missing:
-        say(f"teacher: the cache has its top-{k} log-probabilities of {ends[-1]} targets")
-    else:
-        stored = format_bytes(int(ends[-1]) * 4 * (k + _width(k, size)))
-        say(f"teacher: caching its top-{k} log-probabilities of {ends[-1]} targets, {stored}")
-        teacher = open_teacher(run)
-        for number in missing:
-            values = _top_k(teacher, run, samples, parts[number], starts - bounds[number], k, size)
-            with together(accelerator):  # an error on one rank stops all ranks
-                if accelerator.is_local_main_process:
-                    store(folders[number], values, {"teacher": recipe.teacher, "num_values": len(values[_IDS])})
-        del teacher
-        accelerator.free_memory()
-        clear_device_cache(garbage_collection=True)  # the model is part of cycles
-    entries = [open_entry(folder) for folder in folders]
-    assert all(entries), "a block vanished from the cache"
-    blocks = [entry[0] for entry in entries if entry]
-    for name, width in ((_IDS, k), (_LOGPS, _width(k, size))):
-        of_name = [block[name].reshape(-1, width) for block in blocks]
-        samples.attach(name, _Stored(of_name, bounds, starts, samples.num_targets), per="token")
-    return StoredTeacher(k, size, of_name[0])
+    starts[order] = ends - samples.num_targets[order]
+    blocks: list[Any] = []
+    bounds, firsts = [], []
+    for own, settings, config, chosen in teachers:
+        # Of whole samples, each with as many targets as fit.
+        block_of = (starts[chosen] - starts[chosen[0]]) // max(1, (BLOCK_VALUES if config else SERVED_VALUES) // k)
+        parts = np.split(chosen, np.flatnonzero(np.diff(block_of)) + 1)
+        key: list[Any] = ["served", own.teacher]
+        if config:
+            key = key_of_model(accelerator, settings, attention_of(settings, config, own.packing))
+        key = [CODE_VERSION, key, samples.fingerprint, own.distil_temperature, k, size]
+        folders = [cache_folder() / FOLDER / digest(key, hash_of(part)) for part in parts]
+        absent = [float(open_entry(folder) is None) for folder in folders]
+        on_any = sum_over_ranks(torch.tensor(absent, device=accelerator.device))  # on one machine or more
+        missing = torch.nonzero(on_any).flatten().tolist()
+        num = int(samples.num_targets[chosen].sum())
+        what = f"the top-{k} log-probabilities of {own.teacher} for {num} targets"
+        if not missing:
+            say(f"teacher: the cache has {what}")
+        else:
+            say(f"teacher: caching {what}, {format_bytes(num * 4 * (k + width))}")
+            served = ServedTeacher(own, checked.tokenizer, samples, k, size)
+            teacher = open_teacher(run, own) if config else served
+            for number in missing:
+                part = parts[number]
+                values = _top_k(teacher, run, samples, part, starts - starts[part[0]], k, size)
+                with together(accelerator):  # an error on one rank stops all ranks
+                    if accelerator.is_local_main_process:
+                        store(folders[number], values, {"teacher": own.teacher, "num_values": len(values[_IDS])})
+            del teacher
+            accelerator.free_memory()
+            clear_device_cache(garbage_collection=True)  # the model is part of cycles
+        entries = [open_entry(folder) for folder in folders]
+        assert all(entries), "a block vanished from the cache"
+        firsts.append(len(blocks))
+        blocks += [entry[0] for entry in entries if entry]
+        bounds += [starts[part[0]] for part in parts]
+    for name, columns in ((_IDS, k), (_LOGPS, width)):
+        of_name = [block[name].reshape(-1, columns) for block in blocks]
+        stored = _Stored(of_name, np.array([*bounds, ends[-1]]), starts, samples.num_targets)
+        samples.attach(name, stored, per="token")
+    return StoredTeacher(k, size, [of_name[first] for first in firsts])
 
 
 def _top_k(
-    teacher: Teacher,
+    teacher: Teacher | ServedTeacher,
     run: Run,
     samples: Samples,
     chosen: np.ndarray,
@@ -179,11 +198,19 @@ def _top_k(
         starts: int64 [N], the first target of each of ``samples`` among those of the chosen ones.
         num_tokens, size: see ``StoredTeacher``.
     """
-    recipe, ranks = run.checked.recipe, teacher.prepared.ranks
-    lengths, batch_size = samples.row_lengths, recipe.micro_batch_size
+    recipe = run.checked.recipe
     num = int(samples.num_targets[chosen].sum())
     ids = torch.zeros(num, num_tokens, dtype=torch.int32)
     logps = torch.zeros(num, _width(num_tokens, size))
+    if isinstance(teacher, ServedTeacher):
+        with together(run.accelerator):
+            if run.accelerator.is_main_process:
+                for i, *found in run.progress(teacher.top_k(chosen), "teacher", len(chosen)):
+                    of_sample = slice(starts[i], starts[i] + samples.num_targets[i])
+                    ids[of_sample], logps[of_sample] = found
+        ids, logps = sum_over_ranks(ids), sum_over_ranks(logps)
+        return {_IDS: ids.numpy().reshape(-1), _LOGPS: logps.numpy().reshape(-1)}
+    ranks, lengths, batch_size = teacher.prepared.ranks, samples.row_lengths, recipe.micro_batch_size
     collator = Collator(batch_size, pad_id(run.checked.tokenizer), packing=False, max_length=int(lengths.max()))
     own = list(shares(lengths, chosen, ranks, batch_size))
     with_bar = run.progress(own, "teacher", len(own))

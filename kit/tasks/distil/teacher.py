@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import GlobalBatch
-from kit.model.build import build_teacher
+from kit.model.build import build_teacher, open_config
 from kit.model.teacher import naming_teacher, teacher_settings
 from kit.run.run import Run
 from kit.strategy.accelerator import Prepared, prepare
@@ -79,9 +80,9 @@ class Teacher:
         return p, q, p.argmax(dim=-1) == q.argmax(dim=-1)
 
 
-def open_teacher(run: Run) -> Teacher:
-    """Load the teacher of a run. Called by all ranks. Raises ``UserError`` as ``build_teacher``."""
-    checked, recipe = run.checked, run.checked.recipe
+def open_teacher(run: Run, recipe: Recipe) -> Teacher:
+    """Load the teacher that a recipe names. Called by all ranks. Raises ``UserError`` as ``build_teacher``."""
+    settings = teacher_settings(recipe)
     with together(run.accelerator), naming_teacher():
-        frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, run.load_plan, recipe.packing)
+        frozen = build_teacher(settings, open_config(settings), run.load_plan, recipe.packing)
     return Teacher(prepare(run.accelerator, run.topology, frozen))

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from kit.schema.fields import comma_separated
+from kit.schema.fields import SERVER, comma_separated
 from kit.schema.rules import Rule
 from kit.scoring.own_metric import OwnMetric
 from kit.tasks.spec import KL, TaskMetric, TaskSpec, identity_option, objective_option
@@ -110,11 +110,14 @@ class GrpoSettings(BaseModel):
     vllm_server_base_url: str | None = objective_option(
         None,
         "grpo: vLLM server that generates the rollouts, for example http://localhost:8000",
-        expected="http://HOST:PORT",
-        pattern=r"^https?://[^\s/@?#]+/?$",
+        **SERVER,
     )
     vllm_server_timeout: float = objective_option(
-        240.0, "how long to wait for a vLLM server that does not answer", "seconds", gt=0, needs="vllm_server_base_url"
+        240.0,
+        "how long to wait for a vLLM server that does not answer",
+        "seconds",
+        gt=0,
+        needs="vllm_server_base_url or teacher_server",
     )
     vllm_importance_sampling_cap: float | None = identity_option(
         None,

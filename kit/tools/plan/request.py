@@ -86,7 +86,7 @@ def read_plan_request(argv: list[str]) -> PlanRequest:
         recipe=recipe,
         recipe_name=parsed.launch.recipe,
         shape=shape,
-        teacher=find_shape(recipe.teacher, "teacher") if recipe.teacher else None,
+        teacher=find_shape(recipe.teacher, "teacher") if recipe.teacher and not recipe.teacher_server else None,
         only=config.removesuffix(".yaml") if config else None,
         typed=frozenset([*names & set(Recipe.model_fields), *([MODEL] if model is not None else [])]),
         gpu=gpu,
