@@ -21,8 +21,9 @@ from kit.data.chat.tokens import MediaCodec
 from kit.data.feed.data import Data
 from kit.data.feed.order import Order
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
-from kit.data.kinds.answers import ANSWER_ROWS, PromptRows
+from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import RowKind
+from kit.data.kinds.prompts import PromptRows
 from kit.data.samples.bad_rows import notes_of
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
@@ -183,6 +184,9 @@ def stop_ids(data: Data, tokenizer: Any) -> set[int]:
     samples, ends = data.looked_at, Counter[int]()
     for i in np.linspace(0, len(samples) - 1, min(len(samples), 1000)).astype(np.int64).tolist():
         ids, weights = samples[i]
-        ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
+        if weights.any():
+            ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
+    if not ends and data.text_form == "chat":
+        ends.update(data.encoder.answer_ends())
     special = tokenizer.added_tokens_decoder
     return {token_id for token_id, count in ends.items() if token_id in special and count >= 0.01 * ends.total()}

@@ -162,7 +162,7 @@ RULES = (
     ),
     Rule(
         "train_on objective",
-        lambda r: r.declared.rows != "answers" and r.train_on == "all",
+        lambda r: r.declared.rows != "answers" and not r.rolls_out and r.train_on == "all",
         "all, with objective {r.objective}, which compares or scores texts",
         "--train_on assistant",
     ),

@@ -9,6 +9,7 @@ A sample is one of:
   "function": {"name": ..., "arguments": {...}}}``, optionally with ``id``), ``reasoning_content`` and ``weight``
   (float; 1 if absent; 0 masks it out of the loss).
 - ``{"prompt": text, "completion": text}`` and ``{"text": text}``.
+- ``{"prompt": ...}``, messages or a text: a prompt alone, whose answer the policy writes.
 - ``{"prompt": ..., "chosen": ..., "rejected": ...}``: two answers to one prompt, the better one and the worse one; all
   are lists of messages, or all are texts.
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
@@ -45,11 +46,12 @@ class Format:
     """A format of rows.
 
     Attributes:
-        columns: what every row has. No other format has the same first one and only some of the others.
+        columns: what every row has. A format with the same first one and only some of the others comes later.
         make: makes a sample of the values of a row, by our names of the columns; a column that the dataset lacks is
             absent, a value that the row lacks is None. Raises ``UserError`` with the first thing that is wrong.
         optional: columns that a dataset may have too; a row may lack them, or have null.
         all_or_none: columns that a dataset may have too, but then in every row.
+        are_prompts: nothing of an answer is learned.
         is_chat: each row is a conversation. Its user turns are masked out of the loss, which is checked.
     """
 
@@ -58,6 +60,7 @@ class Format:
     optional: tuple[str, ...] = ()
     all_or_none: tuple[str, ...] = ()
     is_chat: bool = False
+    are_prompts: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -135,6 +135,8 @@ def encode_all(
       texts: BOS + prompt + completion + EOS, completion and EOS supervised. The texts are not changed, with one
       exception: if there is no whitespace on either side of the border, the *completion* gets a leading newline. The
       model is trained to write it, so at inference the prompt is exactly the user's text.
+    - ``prompt`` alone: with the generation prompt if it is a list of messages, with BOS if it is a text. All weights
+      are 0.
     - ``text``: BOS + text + EOS, all supervised.
     - ``media`` (``Media``) with one of the former: the token that the template writes for one is replaced
       by its placeholders, which are never supervised.
@@ -218,17 +220,22 @@ class _Encoder:
         media = sample.get("media", ())
         if "messages" in sample:
             return (yield from self.encode_chat(sample["messages"], 0, tools, kwargs, media))
-        prompt, completion = sample["prompt"], sample["completion"]
+        prompt, completion = sample["prompt"], sample.get("completion")
         if isinstance(prompt, list):
-            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs, media))
+            messages = [*prompt, *(completion or [])]
+            return (yield from self.encode_chat(messages, len(prompt), tools, kwargs, media))
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
-            fix = "give a template as --chat_template, which makes messages of prompt and completion"
-            raise UserError(key, "given for a prompt and a completion that are strings", "them for messages", fix)
+            fix = "give a template as --chat_template, which makes messages of them"
+            raise UserError(key, "given for a prompt or a completion that is a string", "them for messages", fix)
         return [(yield from self.encode_texts(prompt, completion))]
 
-    def encode_texts(self, prompt: str, completion: str) -> TokenRequests:
+    def encode_texts(self, prompt: str, completion: str | None) -> TokenRequests:
         """Encode a prompt, which may be empty, and the completion or text after it. Returns an ``Encoded``."""
+        if completion is None:
+            [(ids, _)] = yield [prompt]
+            ids = ids if self.bos is None or ids[:1] == [self.bos] else [self.bos, *ids]
+            return Encoded(ids, [0.0] * len(ids), form="ended")
         if self.eos is None:
             found = "its tokenizer has no end-of-sequence token, so the model could not learn to stop"
             raise UserError("model_name_or_path", found, "a tokenizer with an eos_token")

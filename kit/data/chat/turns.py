@@ -73,6 +73,7 @@ class Drafter:
     def drafts(self, messages: Messages, first: int, tools: Tools) -> list[Draft]:
         """Return the texts in which the answers from message number ``first`` on are supervised, each answer once.
 
+        Without messages from ``first`` on they are a prompt alone, whose text ends with the generation prompt.
         Some templates expect the arguments of tool calls as strings: if it fails with objects, strings are tried.
 
         Raises ``UserError`` if the template does not fit the conversation.
@@ -85,15 +86,25 @@ class Drafter:
         supervised = [i for i in supervised if weights[i]]
         messages = [self.prepared(message) for message in messages]
         check_extras(self._template, messages, tools, supervised)
-        try:
+
+        def made(messages: Messages) -> list[Draft]:
+            if first == len(messages):
+                return [self._prompt(messages, tools)]
             return self._drafts(messages, supervised, weights, tools)
+
+        try:
+            return made(messages)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
                 with suppress(UserError):
-                    return self._drafts(
-                        [with_json_arguments(message) for message in messages], supervised, weights, tools
-                    )
+                    return made([with_json_arguments(message) for message in messages])
             raise
+
+    def _prompt(self, messages: Messages, tools: Tools) -> Draft:
+        """The draft of a prompt alone."""
+        text = self._template.render(messages, tools, add_generation_prompt=True)
+        check_shown(self._template, text, messages, tools)
+        return Draft(text, [], num_media=_num_media(messages))
 
     def _drafts(
         self, messages: Messages, supervised: list[int], weights: dict[int, float], tools: Tools

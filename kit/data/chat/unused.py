@@ -108,6 +108,7 @@ class Unused:
         self._read = frozenset(fields.values())
         harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
         harmless |= set() if is_demonstration else {_LABEL}
+        harmless |= {_LABEL, _WEIGHT, _MASK, _REASONING} if format.are_prompts else set()
         harmless |= {_ASKED} if first != "images" else set()
         self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, frozenset(COLUMNS.values()) - harmless)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value

@@ -1,7 +1,7 @@
-"""Rows for SFT, distillation and GRPO: conversations, prompt-completion, texts, and token ids."""
+"""Rows for SFT and distillation: conversations, prompt-completion, texts, and token ids."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from kit.data.chat.formats import IGNORED, MAX_ID, Format, Sample, template_inputs
 from kit.data.chat.media_parts import MEDIA_COLUMNS
@@ -21,8 +21,15 @@ from kit.data.kinds.kind import START_CUT, Limits, RowKind, Sequences
 from kit.system.errors import Problem, UserError, kind
 
 
-def _from_conversations(values: Mapping[str, Any]) -> Sample:
-    messages = read_messages("conversations", values["conversations"], SPEAKERS)
+def from_messages(values: Mapping[str, Any], needs_answer: bool = True) -> Sample:
+    """The column ``messages``; ``needs_answer`` as in ``read_messages``."""
+    messages = read_messages("messages", values["messages"], needs_answer=needs_answer)
+    return {"messages": messages} | template_inputs(values)
+
+
+def from_conversations(values: Mapping[str, Any], needs_answer: bool = True) -> Sample:
+    """The column ``conversations``; ``needs_answer`` as in ``read_messages``."""
+    messages = read_messages("conversations", values["conversations"], SPEAKERS, needs_answer=needs_answer)
     return {"messages": after_system(values, messages)} | template_inputs(values)
 
 
@@ -41,11 +48,16 @@ def _from_pair(values: Mapping[str, Any]) -> Sample:
 
 
 def _from_instruction(values: Mapping[str, Any]) -> Sample:
-    asked = {"role": "user", "content": check_text("instruction", values["instruction"])}
     answer = {"role": "assistant", "content": check_text("output", values["output"])}
     if reasoning := values.get("reasoning_content"):
         answer["reasoning_content"] = check_text("reasoning_content", reasoning)
-    return {"messages": [*system_message(values), *_history(values), asked, answer]} | template_inputs(values)
+    return {"messages": [*question(values), answer]} | template_inputs(values)
+
+
+def question(values: Mapping[str, Any]) -> list[Message]:
+    """The column ``instruction`` as a message, after those of ``system`` and ``history``."""
+    asked = {"role": "user", "content": check_text("instruction", values["instruction"])}
+    return [*system_message(values), *_history(values), asked]
 
 
 def _from_images(values: Mapping[str, Any]) -> Sample:
@@ -88,26 +100,19 @@ def _from_token_ids(values: Mapping[str, Any]) -> Sample:
     return {"input_ids": ids, "labels": labels}
 
 
-_INPUTS = ("tools", "chat_template_kwargs", *MEDIA_COLUMNS)
+INPUTS = ("tools", "chat_template_kwargs", *MEDIA_COLUMNS)
+OF_QUESTION = ("input", "system", "history", "chat_template_kwargs", *MEDIA_COLUMNS)
 
 
 class AnswerRows(RowKind):
     """A sample is one sequence; a row is several where a chat template rewrites earlier turns."""
 
-    formats = (
+    formats: ClassVar[tuple[Format, ...]] = (
+        Format(("messages",), from_messages, optional=INPUTS, is_chat=True),
+        Format(("conversations",), from_conversations, optional=("system", *INPUTS), is_chat=True),
+        Format(("prompt", "completion"), _from_pair, optional=("system", *INPUTS)),
         Format(
-            ("messages",),
-            lambda values: {"messages": read_messages("messages", values["messages"])} | template_inputs(values),
-            optional=_INPUTS,
-            is_chat=True,
-        ),
-        Format(("conversations",), _from_conversations, optional=("system", *_INPUTS), is_chat=True),
-        Format(("prompt", "completion"), _from_pair, optional=("system", *_INPUTS)),
-        Format(
-            ("instruction", "output"),
-            _from_instruction,
-            optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs", *MEDIA_COLUMNS),
-            is_chat=True,
+            ("instruction", "output"), _from_instruction, optional=(*OF_QUESTION, "reasoning_content"), is_chat=True
         ),
         Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
         Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
@@ -132,13 +137,6 @@ class AnswerRows(RowKind):
 
 
 ANSWER_ROWS = AnswerRows()
-
-
-class PromptRows(AnswerRows):
-    """Prompts for GRPO. None is truncated: whether a completion has room is known later."""
-
-    is_cut = False
-    token_name = "in answers"
 
 
 def _pieces(ids: Sequence[int], limits: Limits) -> list[list[slice]]:

@@ -110,8 +110,8 @@ class RowKind:
         """Cut a sample that is too long, which may leave none or several. Returns a remark for the user, too."""
         raise NotImplementedError
 
-    def weighted(self, sequences: Sequences) -> Sequences | None:
-        """Return a sample with its final weights; None if no token is supervised."""
+    def weighted(self, sample: Sample, sequences: Sequences) -> Sequences | None:
+        """Return the sequences of a sample with their final weights; None if no token is supervised."""
         return sequences if any(sequences[0].weights[1:]) else None
 
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:

@@ -52,7 +52,7 @@ class TextRows(RowKind):
         cut = tuple(_shortened(each, limits) for each in sequences)
         return [cut], START_CUT if limits.strategy == "keep_end" else ""
 
-    def weighted(self, sequences: Sequences) -> Sequences | None:
+    def weighted(self, sample: Sample, sequences: Sequences) -> Sequences | None:
         """See ``RowKind``: 1 for the tokens whose hidden states are pooled."""
         last = self.pooling == "last"
         return tuple(

@@ -63,10 +63,11 @@ def holds_chats(dataset: Dataset) -> bool:
 
 def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     """Return notes on how rows are read where users may expect otherwise."""
-    is_text = isinstance(first_sample(dataset).get("prompt"), str)
-    if not is_text or encoder.template is None or encoder.prompts_as_chat:
+    sample = first_sample(dataset)
+    if not isinstance(sample.get("prompt"), str) or encoder.template is None or encoder.prompts_as_chat:
         return []
     what = "prompt and completion" if encoder.kind.is_demonstration else "prompt and answers"
+    what = what if len(sample) > 1 else "prompts"
     found = f"{what} are trained on as plain text, although the tokenizer has a chat template"
     fix = "--chat_template with the template's file or name makes a chat of each row"
     return [f"{dataset.source.name}: {found}; {fix}"]

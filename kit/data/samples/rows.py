@@ -21,7 +21,7 @@ from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import MediaCodec, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.kinds.answers import ANSWER_ROWS
-from kit.data.kinds.kind import Limits, RowKind, Sequences
+from kit.data.kinds.kind import Limits, RowKind, Sequences, answer_span
 from kit.data.media import KINDS, Media
 from kit.data.read.blocks import Block, Part
 from kit.data.read.media_files import inspect
@@ -203,7 +203,8 @@ class Encoder:
                     piece.counts["num_dropped_media"] += 1
                     continue
                 shown = media[: sequences[0].num_media]
-                weighted = list(map(self.kind.weighted, self._cut(sequences, piece) if is_long else [sequences]))
+                pieces = self._cut(sequences, piece) if is_long else [sequences]
+                weighted = [self.kind.weighted(sample, each) for each in pieces]
                 piece.counts["num_dropped_unsupervised"] += weighted.count(None)
                 kept += [_Kept(*place, each, self.kind.values(sample, each), shown) for each in weighted if each]
         piece.bad.sort(key=lambda row: (row.part, row.number))
@@ -252,9 +253,25 @@ class Encoder:
         sample = dataset.sample(without_keys(row, read_keys(dataset.ignored)))
         assert isinstance(sample, dict)
         sample = self._as_rendered(sample)
+        if "prompt" in sample and "completion" not in sample:
+            return list(sample["prompt"])
         messages = sample.get("messages") or [*sample["prompt"], *sample["completion"]]
         answers = (i for i, each in enumerate(messages) if each["role"] == "assistant" and each.get("weight") != 0)
         return messages[: max(answers)]
+
+    def answer_ends(self) -> set[int]:
+        """Return the token with which the chat template ends an answer, for prompts without any.
+
+        Raises ``UserError`` if the template refuses an answer.
+        """
+        problems = []
+        for text in ("?", "<think>\n?\n</think>\n\n?"):  # some open a <think> block
+            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+            (found,) = encode_all([{"messages": messages}], self.tokenizer, self.template)
+            if not isinstance(found, Problem):
+                return {found[0].input_ids[answer_span(found[0].weights)[1] - 1]}
+            problems.append(found)
+        raise UserError(problems[0])
 
     def _cut(self, sequences: Sequences, piece: Piece) -> list[Sequences]:
         """Cut a sample that is too long, which may leave none or several. Adds to the counts of ``piece``."""
@@ -282,8 +299,9 @@ def as_chat(sample: Sample) -> Sample:
     """Return a prompt and a completion that are strings as messages of a user and an assistant; all else as it is."""
     if not isinstance(sample.get("prompt"), str):
         return sample
-    prompt = [{"role": "user", "content": sample["prompt"]}]
-    return {**sample, "prompt": prompt, "completion": [{"role": "assistant", "content": sample["completion"]}]}
+    roles = {"prompt": "user", "completion": "assistant"}
+    texts = {key: [{"role": role, "content": sample[key]}] for key, role in roles.items() if key in sample}
+    return {**sample, **texts}
 
 
 def with_system(sample: Sample, text: str) -> Sample:

@@ -211,6 +211,11 @@ class Samples(Table):
         """Where the answer begins and ends that the model is asked for, int64 [N, 2]: the last supervised span."""
         return self.values[:, :2].astype(np.int64)
 
+    @property
+    def without_reference(self) -> np.ndarray:
+        """The indices of prompts alone, int64 [M]: see ``kit.data.kinds.prompts``."""
+        return np.flatnonzero(self.num_targets == 0)
+
     def shown(self, prompt: str) -> str:
         """Return the text of a prompt, with one placeholder for each image."""
         return self.media_codec.shown(prompt) if self.media_codec else prompt

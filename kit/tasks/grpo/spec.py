@@ -243,6 +243,7 @@ RULES = (
 SPECS = {
     "grpo": TaskSpec(
         "kit.tasks.grpo.loss.PolicyLoss",
+        rows="prompts",
         settings=("beta", *GrpoSettings.model_fields),
         beta=0.0,
         learning_rates=(1e-6, 1e-5),

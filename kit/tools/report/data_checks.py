@@ -47,6 +47,8 @@ def _tokens(
                 without.append(i)
             elif begin == [bos, bos]:
                 twice.append(i)
+            if not len(supervised):  # a prompt alone
+                continue
             last = int(ids[supervised[-1]])
             if last not in special:
                 endless.append(i)

@@ -165,7 +165,7 @@ def test_tools_are_listed_in_each_prompt_whose_messages_can_be_had_again(row, ch
         (
             {"prompt": "Hi", "completion": "Hello"},
             {"chat_template": None},
-            "tools: given for a prompt and a completion",
+            "tools: given for a prompt or a completion that is a string",
         ),
         (chat("Hi", "Hello", "Bye", "Bye"), {"chat_template": "rewrites"}, "these answers have no prompt in common"),
     ],
