@@ -140,14 +140,15 @@ class Metric:
         """How many numbers it needs for an answer."""
         return _NUM_COUNTS if self.name == BLEU else 1
 
-    def values(self, expected: str, answer: str, row: Any, origin: str, prompt: str = "") -> Sequence[float]:
+    def values(self, expected: str | None, answer: str, row: Any, origin: str, prompt: str = "") -> Sequence[float]:
         """Return the ``num_values`` numbers of one answer. See ``own_metric.score``, also for what is raised."""
+        if own_metric.is_own(self.name):
+            return [own_metric.score(self.name, expected, answer, row, origin)]
+        assert expected is not None, "refused before the run"
         if self.compare and self.name == TOOL_CALLS:
             return [self.compare(prompt, expected, answer)]
         if self.name == BLEU:
             return bleu_counts(answer, expected)
-        if own_metric.is_own(self.name):
-            return [own_metric.score(self.name, expected, answer, row, origin)]
         return [METRICS[self.name](answer, expected)]
 
     def results(self, values: np.ndarray) -> dict[str, np.ndarray]:

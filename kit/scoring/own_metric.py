@@ -1,7 +1,8 @@
 """A metric or reward function of the user: ``--metrics FILE.py:FUNCTION``, with ``function(expected, answer, row)``.
 
 It may also have parameters named ``completion``, the messages after the prompt, and ``environment``, the object of
-``--environment``.
+``--environment``. One that begins with another of these parameters than ``expected`` gets them by name, and needs no
+reference answer.
 
 Promises: the file runs only if the command line names it. An error in it is a ``Problem`` at the user's own line. The
 function gets a copy of the row, so what it changes there has no effect.
@@ -15,7 +16,7 @@ import numbers
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Annotated, Any, TypeGuard, cast
@@ -25,7 +26,8 @@ from pydantic import Field
 from kit.system.errors import LateError, Problem, UserError, first_line
 
 Function = Callable[[str, str, Any], Any]
-SIGNATURE = "function(expected, answer, row) -> float; it may also name completion and environment"
+SIGNATURE = "function(expected, answer, row) -> float, optionally with completion and environment; or without expected"
+_NAMED = ("answer", "row", "completion", "environment")
 PATTERN = r".+\.py:[A-Za-z_]\w*"  # of a name in ``metrics``
 OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code: only the command line may name it
 
@@ -80,13 +82,30 @@ def extras(name: str) -> list[str]:
     return _extras(inspect.signature(load(name)))
 
 
+def takes_expected(name: str) -> bool:
+    """Return whether the function compares with the reference answer."""
+    return not _is_named(inspect.signature(load(name)))
+
+
+def _is_named(signature: inspect.Signature) -> bool:
+    """Whether a function gets its arguments by name."""
+    return next(iter(signature.parameters), "") in _NAMED and "expected" not in signature.parameters
+
+
+def _arguments(signature: inspect.Signature, expected: Any, given: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call; ``given``: the values of ``_NAMED``. Raises ``TypeError``."""
+    if _is_named(signature):
+        return signature.bind(**{key: given[key] for key in _NAMED if key in signature.parameters})
+    return signature.bind(expected, given["answer"], given["row"], **{key: given[key] for key in _extras(signature)})
+
+
 def _extras(signature: inspect.Signature) -> list[str]:
     return [name for name in ("completion", "environment") if name in signature.parameters]
 
 
 def score(
     name: str,
-    expected: str,
+    expected: str | None,
     answer: str,
     row: Any,
     origin: str,
@@ -96,6 +115,7 @@ def score(
     """Return what the function gives for one answer.
 
     Args:
+        expected: None, if the row has no reference answer.
         row: of the dataset, unchanged.
         origin: the row's place, for the message: ``eval.jsonl:17``.
         completion: the messages after the prompt; none: the answer alone.
@@ -106,9 +126,11 @@ def score(
     path, _, function_name = name.rpartition(":")
     path = os.path.expanduser(path)
     function = load(name)
+    messages = completion or [{"role": "assistant", "content": answer}]
+    given = {"answer": answer, "row": copy.deepcopy(row), "completion": messages, "environment": environment}
     try:
-        more = {"completion": completion or [{"role": "assistant", "content": answer}], "environment": environment}
-        value = function(expected, answer, copy.deepcopy(row), **{key: more[key] for key in extras(name)})
+        made = _arguments(inspect.signature(function), expected, given)
+        value = function(*made.args, **made.kwargs)
     except (Exception, SystemExit) as error:
         found = f"{type(error).__name__}: {first_line(error)[:200]} (row {origin}, answer {repr(answer)[:60]})"
         raise MetricError(
@@ -154,7 +176,7 @@ def _check_parameters(path: str, name: str, function: Any) -> None:
     where, fix = definition(path, function), f"def {name}(expected, answer, row):"
     try:
         signature = inspect.signature(function)
-        signature.bind("", "", {}, **dict.fromkeys(_extras(signature)))
+        _arguments(signature, "", dict.fromkeys(_NAMED))
     except (TypeError, ValueError) as error:
         raise UserError(where, first_line(error), SIGNATURE, fix) from None
     names = list(signature.parameters)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from kit.scoring import own_metric
-from kit.scoring.metrics import Metric
+from kit.scoring.metrics import BLEU, METRICS, TOOL_CALLS, Metric
 from kit.scoring.workers import START_SECONDS, Worker, answer_each, result_of, start_worker
 
 _MAX_WORKERS = 8  # processes that compute rewards, each called by a thread
@@ -29,7 +29,7 @@ _WORDS = re.compile(
 class Attempt(NamedTuple):
     """A generated answer, and what its rewards need."""
 
-    expected: str
+    expected: str | None  # None: the row has no reference answer
     answer: str
     row: Any  # of the dataset; None if no reward of the user reads it
     origin: str  # ``train.jsonl:17``
@@ -57,12 +57,6 @@ def reward(name: str, attempt: Attempt, environment: Any = None) -> float:
     if own_metric.is_own(name):
         expected, answer, row, origin, *_, completion = attempt
         return own_metric.score(name, expected, answer, row, origin, completion, environment)
-    if kind == "math":
-        from math_verify import verify
-
-        if not (wanted := read_math(attempt.expected)):
-            raise ValueError(f"math-verify cannot read {attempt.expected[:60]!r}")
-        return float(verify(wanted, read_math(attempt.answer)))
     if kind == "json":
         try:
             json.loads(attempt.answer)
@@ -73,7 +67,20 @@ def reward(name: str, attempt: Attempt, environment: Any = None) -> float:
         return float(re.search(value, attempt.answer, re.DOTALL) is not None)
     if kind == "overlong":
         return min(0.0, (attempt.max_new_tokens - attempt.num_tokens) / int(value) - 1)
+    if attempt.expected is None:
+        raise ValueError("the row has no reference answer")
+    if kind == "math":
+        from math_verify import verify
+
+        if not (wanted := read_math(attempt.expected)):
+            raise ValueError(f"math-verify cannot read {attempt.expected[:60]!r}")
+        return float(verify(wanted, read_math(attempt.answer)))
     return Metric(name).values(attempt.expected, attempt.answer, attempt.row, attempt.origin)[0]
+
+
+def takes_expected(name: str) -> bool:
+    """Return whether a reward or metric compares with the reference answer."""
+    return own_metric.takes_expected(name) if own_metric.is_own(name) else name in (*METRICS, BLEU, TOOL_CALLS, "math")
 
 
 @lru_cache(1000)  # the expected text of all answers to a prompt

@@ -49,11 +49,30 @@ def test_it_gets_the_messages_and_the_environment_if_it_names_them(written):
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("def f(answer, row, factor=2): return len(answer) * factor + row['k']", 5.0),
+        ("def f(completion, *, environment): return len(completion) + environment", 4.0),
+        ("def f(row, **more): return len(more)", 0.0),
+    ],
+)
+def test_one_without_expected_gets_what_it_names_and_needs_no_reference_answer(written, line, expected):
+    name = written(line)
+    assert not own_metric.takes_expected(name)
+    assert score(name, None, "no", {"k": 1}, "", environment=3) == expected
+
+
+def test_one_with_another_first_parameter_takes_the_reference_answer(written):
+    assert own_metric.takes_expected(written("def f(wanted, answer, row): return 1"))
+
+
+@pytest.mark.parametrize(
     ("lines", "where", "found"),
     [
         (["import json", "import no_such_library"], "mine.py:2", "no_such_library"),
         (["def f(a, b, c):", "    return 1 +"], "mine.py:2", "SyntaxError"),
         (["x = 1", "raise SystemExit(3)"], "mine.py:2", "SystemExit"),
+        (["def f(answer, k):", "    return 1"], "mine.py:1", "missing a required argument: 'k'"),
         (["", "def f(a, b):", "    return 1"], "mine.py:2", "too many positional arguments"),
         (["def f(answer, expected, row):", "    return 1"], "mine.py:1", "answer before expected"),
         (["def g(a, b, c):", "    return 1"], "mine.py:f", "no function 'f'"),
