@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
 from kit.data.chat.template import Jinja
+from kit.data.chat.tokens import form_of
 from kit.data.feed.batches import MicroBatch, evaluation_batches
 from kit.data.feed.data import Data
 from kit.data.open import pad_id
@@ -24,12 +25,12 @@ from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling
 from kit.rollouts.environment import append_turn
-from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
+from kit.rollouts.generation import ANY_ANSWER, Request, generate_answers, reference_of, special_ids, text_of
 from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import by_reward, conversation, lengths
 from kit.rollouts.sampler import OwnModel
 from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, call_reader
-from kit.rollouts.tools.tool_environment import ToolEnvironment
+from kit.rollouts.tools.tool_environment import open_environment
 from kit.rollouts.trajectories import Segment, Trajectory
 from kit.run.evaluation import Answer, Evaluation
 from kit.scoring.metrics import TOOL_CALLS, Metric
@@ -38,7 +39,7 @@ from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.system.console import Progress, is_main, progress
 from kit.system.errors import Problem, UserError
-from kit.tasks.base import Objective
+from kit.tasks.base import Measured, Objective
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.policy import Policy
 
@@ -56,6 +57,8 @@ def evaluate(
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` metrics of generated answers. Called by all ranks.
 
+    Without reference answers there is no loss and no ``exact_match``; with rewards there is their mean instead.
+
     Dropout is off. Only sums are kept from batch to batch, and with ``predict_with_generate`` a hash of each reference.
 
     Args:
@@ -70,7 +73,11 @@ def evaluate(
     """
     samples, tokenizer, batch_size = data.evaluation, policy.tokenizer, recipe.eval_batch_size
     assert samples is not None
-    num_batches = math.ceil(len(samples) / (policy.ranks.count * batch_size))
+    without_reference = samples.without_reference
+    answered = samples
+    if len(without_reference):
+        answered = samples.select(np.flatnonzero(samples.num_targets), "with a reference answer")
+    num_batches = math.ceil(len(answered) / (policy.ranks.count * batch_size))
 
     def batches(rows: Table, name: str) -> Iterable[MicroBatch]:
         return progress(evaluation_batches(rows, policy.ranks, batch_size, pad_id(tokenizer)), name, num_batches)
@@ -81,8 +88,10 @@ def evaluate(
     try:
         if samples.kind.is_demonstration:
             objective = SupervisedLoss(samples.dataset_names)
-        with torch.no_grad():
-            measured = objective.measure(policy, samples, data.mismatched(samples), batches)
+        measured = Measured({}, [], {})
+        if len(answered):
+            with torch.no_grad():
+                measured = objective.measure(policy, answered, data.mismatched(answered), batches)
         metrics, odd = {f"eval_{name}": value for name, value in measured.metrics.items()}, measured.odd_samples
         if not recipe.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd, details=measured.details)
@@ -94,18 +103,24 @@ def evaluate(
         if without_prompt:
             samples = samples.select(with_prompt, "with a prompt")
         # The stop tokens: EOS, and the last tokens of references; a chat template may use another token than EOS.
+        if len(without_reference) and form_of(*(store.info["counts"] for store in samples.stores)) == "chat":
+            ends |= data.encoder.answer_ends()
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         compare = call_reader(tokenizer, tokenizer.chat_template).equal if TOOL_CALLS in recipe.metrics else None
-        of_answers = [Metric(name, compare) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
+        names = dict.fromkeys(["exact_match", *recipe.metrics])
+        if len(without_reference):
+            del names["exact_match"]
+        of_answers = [Metric(name, compare) for name in names]
         trajectories: Iterable[Trajectory]
-        if recipe.has_tools:
+        of_rewards = len(without_reference) or recipe.metric_for_best_model == "eval_reward"
+        if recipe.has_tools or (recipe.rewards and of_rewards):
             trajectories, of_played = _play(policy, data, samples, stops, recipe, progress, is_stopping)
             metrics |= {f"eval_{name}": value for name, value in of_played.items()}
         else:
             trajectories = _generate(policy, samples, stops, recipe, progress)
         answers, values, num_truncated = _score(policy, samples, recipe, of_answers, trajectories)
         intervals = {}
-        for metric, of_metric in zip(of_answers, values, strict=True):
+        for metric, of_metric in zip(of_answers, values, strict=False):  # without metrics there is still an array
             for name, numbers in metric.results(of_metric).items():
                 metrics[f"eval_{name}"] = metric.result(numbers)
                 if is_main():
@@ -132,9 +147,11 @@ def try_metrics(recipe: Recipe, samples: Samples, tokenizer: Any, template: Jinj
     """
     own = [Metric(name) for name in recipe.metrics if is_own(name)]
     if own and recipe.predict_with_generate and recipe.train_on != "all" and len(samples):
-        expected = text_of(tokenizer, samples.prompt(0).reference)
+        expected = reference_of(tokenizer, samples, 0)
         for metric in own:
-            metric.values(expected, expected, samples.data_rows([0]).get(0), samples.origin(0))
+            metric.values(
+                expected, ANY_ANSWER if expected is None else expected, samples.data_rows([0]).get(0), samples.origin(0)
+            )
     if TOOL_CALLS in recipe.metrics and recipe.predict_with_generate:
         _check_calls(call_reader(tokenizer, template), samples, tokenizer, recipe.train_on)
 
@@ -162,16 +179,16 @@ def _play(
     progress: Progress,
     is_stopping: Callable[[], bool],
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """Play every prompt with the tools, ``num_return_sequences`` times.
+    """Play every prompt with the tools, or for its rewards, ``num_return_sequences`` times.
 
     Returns:
         What ``_generate`` yields; and metrics of all ranks' trajectories.
     """
     ranks = policy.processes
-    with closing(ToolEnvironment(recipe, data, samples, policy.tokenizer, is_stopping)) as environment:
-        stops = stops | {environment.end}
+    with closing(open_environment(recipe, data, samples, policy.tokenizer, is_stopping)) as environment:
+        stops = stops | (set() if environment.end is None else {environment.end})
         sampling = Sampling(recipe.temperature, recipe.top_p)
-        sampler = OwnModel(policy, recipe, sampling, stops, pad_id(policy.tokenizer), None, progress)
+        sampler = OwnModel(policy, recipe, sampling, stops, pad_id(policy.tokenizer), samples.media_codec, progress)
         started = [
             environment.start((0, i, k)) for i in range(len(samples)) for k in range(recipe.num_return_sequences)
         ]
@@ -244,7 +261,7 @@ def _score(
     for trajectory in trajectories:
         (_, i, draw), (*before, last) = trajectory.key, [ids for ids, _ in trajectory.segments]
         reference = samples.prompt(i).reference
-        texts = text_of(tokenizer, reference), text_of(tokenizer, last, trajectory.outcome != "max_new_tokens")
+        texts = reference_of(tokenizer, samples, i), text_of(tokenizer, last, trajectory.outcome != "max_new_tokens")
         prompt = tokenizer.decode([*chain.from_iterable(before)])
         try:
             given = *texts, data_rows.get(i), samples.origin(i), prompt
@@ -277,4 +294,4 @@ def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
         return np.array([], np.int64), set()
     starts, ends = samples.answer_spans.T
     with_prompt = np.flatnonzero(starts)
-    return with_prompt, {int(samples[i][0][ends[i] - 1]) for i in with_prompt.tolist()}
+    return with_prompt, {int(samples[i][0][ends[i] - 1]) for i in np.flatnonzero(starts * (ends > starts)).tolist()}

@@ -22,7 +22,7 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import PLAIN
 from kit.data.read.sources import hub_id
-from kit.run.record import metrics_rows
+from kit.run.record import is_evaluation, metrics_rows
 from kit.scoring.own_metric import is_own
 from kit.strategy.topology import ActualStrategy
 from kit.system.credentials import redacted
@@ -131,7 +131,7 @@ def state_of(folder: Path) -> LoopState:
     state = LoopState()
     for row in metrics_rows(folder):
         state.step = max(state.step, row["step"])
-        if "eval_loss" in row:
+        if is_evaluation(row):
             state.end_evaluation(row["step"], {name: row[name] for name in row if name.startswith("eval_")})
     return state
 

@@ -40,7 +40,7 @@ from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.summary import aux_loss_coef
 from kit.model.teacher import check_teacher, fingerprint_of_teachers, own_teachers, teacher_settings
 from kit.model.untrained import check_stop_tokens
-from kit.preflight.rollout_checks import check_server, try_rewards
+from kit.preflight.rollout_checks import check_evaluation, check_references, check_server, try_rewards
 from kit.preflight.tool_checks import check_tools, tool_schemas, try_environment
 from kit.run.checked import Checked
 from kit.run.folder import RunFolder
@@ -214,8 +214,10 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
     if data.media:
         checked.notes.append(data.media.description)
     if data.evaluation is not None:
+        check_evaluation(recipe, data.evaluation)
         try_metrics(recipe, data.evaluation, tokenizer, data.chat_template)
     if recipe.rewards and checked.trains and not isinstance(data, Stream) and is_main():
+        check_references("--rewards", recipe.rewards, data.train)
         try_environment(recipe, data.train, tokenizer)
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 

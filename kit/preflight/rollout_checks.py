@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from kit.data.read.sources import FIX_ROWS, shown
 from kit.data.samples.samples import Samples
-from kit.rollouts.generation import text_of
+from kit.rollouts.generation import ANY_ANSWER, reference_of
 from kit.rollouts.vllm_client import FIELD, Client, Gone
 from kit.scoring.own_metric import is_own, key_of
-from kit.scoring.rewards import Attempt, Scorer, reward
+from kit.scoring.rewards import Attempt, Scorer, reward, takes_expected
 from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import progress
-from kit.system.errors import Problem, Problems, UserError
+from kit.system.errors import Problem, Problems, UserError, raise_if
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -55,8 +56,45 @@ def check_server(recipe: "Recipe") -> None:
         raise UserError(Problem(FIELD, f"{client.url} takes no {what} while it runs", "one that does", fix))
 
 
+def check_references(flag: str, names: Sequence[str], samples: Samples) -> None:
+    """Check that no reward or metric compares with a reference answer that a row lacks. Raises ``UserError``.
+
+    Args:
+        flag: that names them.
+    """
+    if not len(samples.without_reference):
+        return
+    found = f"compares with the reference answer, and {samples.origin(int(samples.without_reference[0]))} has none"
+    problems = []
+    for name in filter(takes_expected, names):
+        fix = "an assistant message, last; or its column: --dataset_columns COLUMN=completion (or =output)"
+        if is_own(name):
+            fix = f"def {key_of(name)}(answer, row): does without it, and row has all columns"
+        problems.append(Problem(f"{flag} {name}", found, fix=fix))
+    raise_if(problems)
+
+
+def check_evaluation(recipe: "Recipe", samples: Samples) -> None:
+    """Check that something can be measured on evaluation data of which some are prompts alone. Raises ``UserError``."""
+    if not len(samples.without_reference):
+        return
+    origin, are_all = samples.origin(int(samples.without_reference[0])), len(samples.without_reference) == len(samples)
+    if are_all and not recipe.predict_with_generate:
+        found, fix = "no row has a reference answer, so there is no loss", "--predict_with_generate true: eval_reward"
+        raise UserError("eval_dataset", found, fix=fix)
+    if recipe.predict_with_generate:
+        check_references("--metrics", [name for name in recipe.metrics if name != "exact_match"], samples)
+        check_references("--rewards", recipe.rewards, samples)
+    lacks = ("eval_exact_match", *["eval_loss"] * are_all)
+    if (recipe.keep_best or recipe.early_stopping_patience) and recipe.metric_for_best_model.startswith(lacks):
+        found = f"{recipe.metric_for_best_model}, which needs reference answers, and {origin} has none"
+        raise UserError("metric_for_best_model", found, fix="--metric_for_best_model eval_reward")
+
+
 def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
     """Score expected answers as if the model gave them: all of them by ``math``, the first one by the user's functions.
+
+    A prompt alone is answered with ``ANY_ANSWER``, by the user's functions only.
 
     Returns:
         A line for each reward that is 0 for all of them.
@@ -66,8 +104,8 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
     """
 
     def expected(i: int) -> Attempt:
-        text = text_of(tokenizer, train.prompt(i).reference)
-        return Attempt(text, text, None, train.origin(i), 1, recipe.max_new_tokens)
+        text = reference_of(tokenizer, train, i)
+        return Attempt(text, ANY_ANSWER if text is None else text, None, train.origin(i), 1, recipe.max_new_tokens)
 
     def scored(name: str, attempts: Sequence[Attempt]) -> list[list[float | str]]:
         with closing(Scorer([name], recipe.reward_timeout, cores_of_rank())) as scorer:
@@ -75,24 +113,28 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
             return [each.result() for each in progress(submitted, "expected answers", len(submitted))]
 
     notes, problems = [], Problems()
+    alone, with_answer = train.without_reference.tolist(), np.flatnonzero(train.num_targets).tolist()
     for name in recipe.rewards:
         if is_own(name) and not recipe.environment:  # else see ``try_environment``
-            [[found]] = scored(name, [expected(0)._replace(row=train.data_rows([0]).get(0))])
-            if isinstance(found, str):
-                problems.append(Problem("--rewards", f"failed on the expected answer of a row: {found}"))
+            tried = [expected(i)._replace(row=train.data_rows([i]).get(i)) for i in [*with_answer[:1], *alone[:1]]]
+            for [found] in scored(name, tried):
+                if isinstance(found, str):
+                    problems.append(Problem("--rewards", f"failed when tried: {found}"))
         elif name == "math":
-            every = [*{each.expected: each for each in map(expected, range(len(train)))}.values()]  # one of equals
+            every = [*{each.expected: each for each in map(expected, with_answer)}.values()]  # one of equals
             problems += shown(
                 [
-                    Problem(each.origin, f"math-verify cannot read {each.expected[:60]!r}")
+                    Problem(each.origin, f"math-verify cannot read {each.answer[:60]!r}")
                     for each, found in zip(every, scored(name, every), strict=True)
                     if found != [1.0]
                 ],
                 "--rewards math",
                 FIX_ROWS,
             )
-        elif key_of(name) in ("number", "json", "regex") and not any(
-            reward(name, expected(i)) for i in range(len(train))
+        elif (
+            key_of(name) in ("number", "json", "regex")
+            and with_answer
+            and not any(reward(name, expected(i)) for i in with_answer)
         ):
             notes.append(f"warning: --rewards {name} is 0 for the expected answer of every row")
     problems.raise_if_any()

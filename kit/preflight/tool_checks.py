@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
-from kit.rollouts.generation import text_of
+from kit.rollouts.generation import ANY_ANSWER, reference_of
 from kit.rollouts.tools.tool_calls import call_reader
 from kit.rollouts.tools.tool_environment import open_host
 from kit.rollouts.tools.tool_processes import ToolFailure
@@ -30,16 +30,17 @@ def tool_schemas(recipe: "Recipe") -> list[dict[str, Any]]:
 
 
 def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
-    """Begin with the first row, and let the model write the expected answer alone.
+    """Begin with the first row, and let the model write the expected answer alone, or ``ANY_ANSWER``.
 
     Raises:
         UserError: ``reset`` or a reward fails.
     """
     if not recipe.environment:
         return
-    row, text = train.data_rows([0]).get(0), text_of(tokenizer, train.prompt(0).reference)
+    row, expected = train.data_rows([0]).get(0), reference_of(tokenizer, train, 0)
+    text = ANY_ANSWER if expected is None else expected
     written = [{"role": "assistant", "content": text}]
-    attempt = Attempt(text, text, row, train.origin(0), 1, recipe.max_new_tokens, written)
+    attempt = Attempt(expected, text, row, train.origin(0), 1, recipe.max_new_tokens, written)
     problems = []
     with closing(open_host(recipe)) as host, closing(host.open((recipe.seed,), row)) as session:
         try:
@@ -51,7 +52,7 @@ def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
             found = session.reward(name, recipe.reward_timeout, attempt)
             if isinstance(found, str):
                 problems.append(
-                    Problem("--rewards", f"failed after reset and the expected answer: {found}", fix="correct it")
+                    Problem("--rewards", f"failed after reset and the answer {text[:60]!r}: {found}", fix="correct it")
                 )
     raise_if(problems)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kit.data.samples.samples import Samples
-from kit.rollouts.generation import Completion, text_of
+from kit.rollouts.generation import Completion, reference_of, text_of
 from kit.rollouts.trajectories import Segment, Trajectory
 from kit.scoring.own_metric import MetricError, is_own, key_of
 from kit.scoring.rewards import Attempt, Scorer
@@ -33,11 +33,13 @@ class Environment:
         most_tokens: that the policy may write in a trajectory.
         resets: whether trajectories begin with ``reset``.
         most_played: trajectories of a rank at the same time.
+        end: the id of a token that also ends turns.
     """
 
     max_turns = 1
     resets = False
     most_played = sys.maxsize
+    end: int | None = None
 
     def __init__(self, recipe: "Recipe", prompts: Samples, tokenizer: Any, is_stopping: Callable[[], bool]) -> None:
         """
@@ -88,7 +90,7 @@ class Environment:
         """Return what the rewards of a trajectory need."""
         i, answer = trajectory.sample, trajectory.segments[-1].ids
         return Attempt(
-            expected=text_of(self.tokenizer, self.prompts.prompt(i).reference),
+            expected=reference_of(self.tokenizer, self.prompts, i),
             answer=text_of(self.tokenizer, answer, trajectory.ended),
             row=self.rows.get(i),
             origin=self.prompts.origin(i),

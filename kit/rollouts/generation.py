@@ -17,10 +17,14 @@ from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaL
 
 from kit.data.chat.tokens import MediaCodec
 from kit.data.media import Media
+from kit.data.samples.samples import Samples
 from kit.model.sampling import Sampling, sampling_arguments
 
 # An argument of ``generate``, renamed in transformers 5.24.
 CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+
+
+ANY_ANSWER = "?"  # with which functions are tried where there is no reference answer
 
 
 class Request(NamedTuple):
@@ -45,6 +49,12 @@ def text_of(tokenizer: Any, ids: Sequence[int], ended: bool = True) -> str:
     """Return the text of an answer, without the special token that ended it. Others, as ``<think>``, are text."""
     ends = ended and ids and ids[-1] in special_ids(tokenizer)
     return str(tokenizer.decode(ids[:-1] if ends else ids))
+
+
+def reference_of(tokenizer: Any, samples: Samples, i: int) -> str | None:
+    """Return the text of the reference answer of sample ``i``; None if it is a prompt alone."""
+    ids = samples.prompt(i).reference
+    return text_of(tokenizer, ids) if ids else None
 
 
 @lru_cache(1)  # with the 6,000 added tokens of Gemma it takes 30 ms

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList
 from kit.data.feed.batches import Collator
 from kit.data.samples.samples import Samples
 from kit.model.sampling import Sampling, warpers
-from kit.rollouts.generation import text_of
+from kit.rollouts.generation import reference_of, text_of
 from kit.rollouts.sampler import sampling_of
 from kit.rollouts.trajectories import Trajectories, Trajectory, few_of
 
@@ -114,7 +114,7 @@ def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) 
             found.append(
                 {
                     "prompt": prompts.shown(tokenizer.decode(each.segments[0].ids)),
-                    "reference": text_of(tokenizer, prompts.prompt(sample).reference),
+                    "reference": reference_of(tokenizer, prompts, sample),
                     "text": conversation(each, tokenizer),
                     "reward": each.reward,
                 }

@@ -12,7 +12,7 @@ class Answer:
     """The model's answer to one evaluation prompt, and the expected answer."""
 
     prompt: str
-    reference: str  # the expected answer
+    reference: str | None  # the expected answer; None: the row has none
     text: str  # the model's answer
     pictures: list[str] = field(default_factory=list)  # small copies of the first images of the prompt, as data: URIs
     conversation: str = ""  # with tools: all that follows the prompt; ``text`` is its last turn
@@ -21,7 +21,7 @@ class Answer:
     @property
     def exact(self) -> bool:
         """Whether the answer equals the reference, apart from whitespace at both ends."""
-        return bool(exact_match(self.text, self.reference))
+        return self.reference is not None and bool(exact_match(self.text, self.reference))
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class Evaluation:
             setting ``metrics`` (``kit.scoring.metrics.Metric.results``): of a conversation only the last answer is
             generated, of a pair the chosen answer is expected. For preferences
             ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
-            ``eval_`` before its name.
+            ``eval_`` before its name. Of prompts alone there is no loss, but ``eval_reward``.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
-            ``num_truncated_answers``, whose reference fits into ``max_new_tokens``, with tools all that were cut off;
+            ``num_truncated_answers``, whose reference fits into ``max_new_tokens``, all that were cut off with tools or
+            without references;
             ``num_samples_without_prompt``, if there are some.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take

@@ -14,7 +14,7 @@ from kit.config.commands import command_of
 from kit.data.feed.feed import by_file
 from kit.run.evaluation import Answer, Evaluation
 from kit.run.generation_warnings import missing_prompts, truncated_answers
-from kit.run.record import METRICS_FILE, metrics_row
+from kit.run.record import METRICS_FILE, is_evaluation, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.run.trackers import start_trackers, track
 from kit.scoring.metrics import is_share
@@ -185,7 +185,7 @@ class Log:
         say(f"evaluation after {step} steps: {shown}{share}")
         doubts = evaluation.doubts()
         metric = self.recipe.metric_for_best_model
-        if metric not in evaluation.metrics and self.state.evaluated_step < 0:
+        if metric not in evaluation.metrics and metric != "eval_loss" and self.state.evaluated_step < 0:
             why = "the evaluation data have desirable completions only, or undesirable ones only"
             doubts.append(f"no {metric}, since {why}: no best evaluation, and no early stopping")
         if step:  # before training, the model may not know when to stop
@@ -194,8 +194,10 @@ class Log:
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more
             say(f"    prompt   {_one_line(answer.prompt)}")
-            say(f"    expected {_one_line(answer.reference)}")
-            say(f"    answer   {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
+            if answer.reference is not None:
+                say(f"    expected {_one_line(answer.reference)}")
+            differs = "" if answer.exact or answer.reference is None else "   (differs)"
+            say(f"    answer   {_one_line(answer.text)}{differs}")
         self.throughput.skip_time()
 
     def summary(self) -> list[str]:
@@ -262,11 +264,12 @@ class Log:
 
 def _as_row(answer: Answer) -> dict[str, Any]:
     """An answer in ``metrics.jsonl``."""
-    texts = {name: redacted(getattr(answer, name)) for name in ("prompt", "reference", "text")}
+    texts = {name: text for name in ("prompt", "reference", "text") if (text := getattr(answer, name)) is not None}
+    exact = {} if answer.reference is None else {"exact": answer.exact}
     more = {"conversation": redacted(answer.conversation), "reward": answer.reward, "pictures": answer.pictures}
     return {
-        **texts,
-        "exact": answer.exact,
+        **{name: redacted(text) for name, text in texts.items()},
+        **exact,
         **{name: value for name, value in more.items() if value not in ("", None, [])},
     }
 
@@ -294,7 +297,7 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
             if row is None or row["step"] > step:
                 continue
             if row["step"] == step:
-                if evaluated_step < step and "eval_loss" in row:
+                if evaluated_step < step and is_evaluation(row):
                     continue
                 kept.append(row)
             lines.append(line.decode())

@@ -105,6 +105,11 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
     return None
 
 
+def is_evaluation(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is of an evaluation."""
+    return any(key.startswith("eval_") for key in row)
+
+
 def with_model_of_run(settings: Opening, run_file: Path, base: str | None = None) -> Opening:
     """Return ``settings`` with the model, the method and the adapters of a run: they open the model that it trained.
 

@@ -35,7 +35,8 @@ def test_settings_that_contradict_each_other_are_named():
         ({"metrics": "m.py:loss", "predict_with_generate": True, "eval_dataset": "e"}, {"metrics"}),
         ({"metric_for_best_model": "eval_number", "eval_dataset": "e"}, {"metric_for_best_model"}),
         (PLAYED | {"metric_for_best_model": "eval_reward"}, set()),
-        (PLAYED | {"metric_for_best_model": "eval_reward", "tools": []}, {"metric_for_best_model"}),
+        (PLAYED | {"metric_for_best_model": "eval_reward", "tools": []}, set()),
+        (PLAYED | {"metric_for_best_model": "eval_reward", "predict_with_generate": False}, {"metric_for_best_model"}),
         ({"num_return_sequences": 3}, {"num_return_sequences"}),
         ({"embedding_learning_rate": 1e-5}, {"embedding_learning_rate"}),
         *(

@@ -6,6 +6,7 @@ Its topologies, methods and losses: tests/promises/test_whole_way.py.
 import json
 import math
 import os
+import re
 import signal
 import sys
 from functools import partial
@@ -137,6 +138,26 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
     none = trained("none", fails=range(9, 999))
     assert none.status == 2 and "no completion of this rollout has a reward" in none.output, none.output
     assert (none.folder / "checkpoints/step-00000002").is_dir()
+
+
+def test_prompts_alone_are_trained_on_as_those_with_an_answer_are_and_evaluated_by_their_rewards(trained, tmp_path):
+    own, path = tmp_path / "named.py", tmp_path / "alone.jsonl"
+    own.write_text("def letters(answer, row):\n    return sum(map(ord, answer)) % 97 / 97\n")
+    rows = [json.loads(line) for line in FLAGS["dataset"].read_text().splitlines()]
+    path.write_text("".join(json.dumps({"prompt": row["messages"][:-1], "more": 1}) + "\n" for row in rows))
+    flags = {"rewards": f"{own}:letters", "max_steps": 2, "num_iterations": 1}
+    answered = trained("answered", **flags)
+    evaluated = {"eval_dataset": path, "max_eval_samples": 5, "predict_with_generate": True, "eval_steps": 1}
+    run = trained("alone", **flags | evaluated | {"dataset": path})
+    assert answered.status == run.status == 0, run.output
+    assert run.losses == answered.losses and adapter(run) == adapter(answered)
+    evaluations = [row for row in run.rows if "eval_reward" in row]
+    assert len(evaluations) == 2 and not {"eval_loss", "eval_exact_match"} & set(evaluations[0])
+    assert all("reward" in each and "reference" not in each for each in evaluations[0]["answers"])
+    page = (run.folder / "report.html").read_text()
+    assert re.findall("<dt>(.*?)</dt>", page)[:2] == ["evaluation reward", "reward"]
+    refused = trained("refused", **flags | {"dataset": path, "rewards": "number"})
+    assert refused.status == 2 and f"compares with the reference answer, and {path}:1 has none" in refused.output
 
 
 def test_rollouts_and_log_probabilities_have_the_temperature_and_the_probability_that_was_cut_is_measured(trained):

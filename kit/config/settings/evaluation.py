@@ -129,7 +129,7 @@ def _not_computed(recipe: Any) -> str:
     known = ["eval_loss"]
     if recipe.train_on != "all":  # else there are no prompts
         known += recipe.results_of_answers
-        known += ["eval_reward"] * (recipe.has_tools and recipe.predict_with_generate)
+        known += ["eval_reward"] * bool(recipe.rewards and recipe.predict_with_generate)
     known += [f"eval_{metric.key}" for metric in recipe.declared.metrics if metric.is_followed]
     return "" if recipe.metric_for_best_model in known else ", ".join(known)
 
