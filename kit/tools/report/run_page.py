@@ -81,7 +81,10 @@ def _results(run: ReportedRun) -> dict[str, str]:
     """The results of a run, from the first value to the last, by name."""
     found = {}
     followed = [f"eval_{metric.key}" for metric in run.recipe.declared.metrics if metric.is_followed]
-    for key in ("eval_loss", *followed, *run.answer_metrics, "reward" if run.recipe.rolls_out else "loss"):
+    keys = ["eval_loss", *followed, *run.answer_metrics, "reward" if run.recipe.rolls_out else "loss"]
+    if run.recipe.declared.rolls_out:  # the loss on reference answers says little
+        keys = ["eval_reward", *keys[1:], "eval_loss"]
+    for key in keys:
         values = run.values(key)
         if len(values):
             found[_name(key)] = " → ".join(_measured(key, value) for value in values[[0, -1][: len(values)]])
@@ -89,8 +92,8 @@ def _results(run: ReportedRun) -> dict[str, str]:
 
 
 def _name(key: str) -> str:
-    known = {"loss": "training loss", "eval_loss": "evaluation loss"}
-    known |= {key: metric.title for key, metric in _FOLLOWED.items()}
+    known = {key: metric.title for key, metric in _FOLLOWED.items()}
+    known |= {"loss": "training loss", "eval_loss": "evaluation loss", "eval_reward": "evaluation reward"}
     return known.get(key) or key.removeprefix("eval_").replace("_", " ")
 
 
@@ -118,9 +121,9 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
 
 def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]:
     rewards = dict.fromkeys(f"rewards/{key_of(name)}" for run in runs for name in run.recipe.rewards)
-    has_tools = any(run.recipe.has_tools for run in runs)
+    is_evaluated = any(len(run.points("eval_reward")) for run in runs)
     curves = [
-        _Curve("reward", ("reward", *["eval_reward"] * has_tools)),
+        _Curve("reward", ("reward", *["eval_reward"] * is_evaluated)),
         *(_Curve(key, (key,)) for key in rewards),
         _Curve("loss", ("loss", "eval_loss"), is_fitted=True),
         *(_Curve(title, (key, f"eval_{key}")) for key, title in _OF_TOOLS.items()),

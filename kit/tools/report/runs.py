@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kit.config.recipe import Recipe
-from kit.run.record import METRICS_FILE, RUN_FILE, metrics_rows, read_run
+from kit.run.record import METRICS_FILE, RUN_FILE, is_evaluation, metrics_rows, read_run
 from kit.strategy.topology import ActualStrategy
 from kit.system import lock
 from kit.system.durable import open_regular, read_small
@@ -52,7 +52,7 @@ class ReportedRun:
         """Append a line of the metrics."""
         self.steps_done = max(self.steps_done, row["step"])
         self.seconds = max(self.seconds, finite_number(row.get("seconds")) or 0.0)
-        if "eval_loss" in row:
+        if is_evaluation(row):
             if self.recipe.declared.has_reference and not row["step"]:
                 # The policy equals its reference model: all rewards are 0, apart from rounding.
                 row = {**row, ACCURACY: None}
