@@ -11,7 +11,8 @@ from kit.preflight.tool_checks import try_environment
 from kit.rollouts.generation import Completion
 from kit.rollouts.play import play
 from kit.rollouts.rollout_metrics import by_reward, lengths
-from kit.rollouts.tools.tool_environment import ToolEnvironment, open_host
+from kit.rollouts.tools.tool_environment import ToolEnvironment
+from kit.rollouts.tools.tool_processes import ToolHost
 from kit.scoring.own_metric import MetricError
 from kit.system.console import progress
 from kit.system.errors import UserError
@@ -104,7 +105,7 @@ def played(recipe, tmp_path):
         settings = recipe(**flags | changes)
         tokenizer = byte_level_tokenizer(eos_token="<|im_end|>" if shape == "chatml" else "<|eot_id|>")
         tokenizer.chat_template = template_of(shape, tokenizer)
-        host = open_host(settings)
+        host = ToolHost(settings)
         data = open_recipe_data(settings, tokenizer, tools=host.schemas())
         host.close()
         sampler = Scripted(tokenizer, scripts)

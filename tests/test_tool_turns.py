@@ -6,7 +6,8 @@ import pytest
 from data_helpers import HEADER, PROMPT, SPECIAL, TEXTS, byte_level_tokenizer, sentencepiece_tokenizer, template_of
 
 from kit.data.chat.template import Template
-from kit.rollouts.tools.tool_turns import Result, ToolTurns
+from kit.rollouts.tools.tool_calls import ToolCall, result_of
+from kit.rollouts.tools.tool_turns import ToolTurns, proven_turns
 from kit.system.errors import UserError
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -100,6 +101,10 @@ def opened(template, tokenizer):
     return source, ToolTurns(source, tokenizer, TOOLS)
 
 
+def result(name, content, call_id="call00000"):
+    return result_of(ToolCall(name, {}), call_id, content)
+
+
 def conversation(draw, takes_several, reasons):
     """A random prompt, and turns with calls, each with its results."""
     system = [{"role": "system", "content": draw.choice(TEXTS)}] * draw.randrange(2)
@@ -107,11 +112,12 @@ def conversation(draw, takes_several, reasons):
     turns = []
     for _ in range(draw.randint(1, 4)):
         results = [
-            Result(draw.choice(["weather", "time"]), draw.choice([*TEXTS, "", "-2.5"]), f"{draw.randrange(10**9):09}")
+            result(draw.choice(["weather", "time"]), draw.choice([*TEXTS, "", "-2.5"]), f"{draw.randrange(10**9):09}")
             for _ in range(draw.randint(1, 3 if takes_several else 1))
         ]
-        functions = [{"name": each.name, "arguments": {"city": draw.choice(TEXTS)}} for each in results]
-        calls = [{"type": "function", "function": f, "id": r.call_id} for f, r in zip(functions, results, strict=True)]
+        functions = [{"name": each["name"], "arguments": {"city": draw.choice(TEXTS)}} for each in results]
+        pairs = zip(functions, results, strict=True)
+        calls = [{"type": "function", "function": f, "id": r["tool_call_id"]} for f, r in pairs]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         turns.append((turn | ({"reasoning_content": "A thought"} if reasons else {}), results))
     return [*system, *earlier, {"role": "user", "content": draw.choice(TEXTS)}], turns
@@ -140,8 +146,7 @@ def test_the_ids_of_a_trajectory_are_those_of_the_whole_conversation(shape, kind
         ids, prompt = tool_turns.prompt(messages), text_of(messages)
         assert ids == encode(prompt)
         for turn, results in turns:
-            more = [{"role": "tool", "name": n, "content": c, "tool_call_id": i} for n, c, i in results]
-            messages = [*messages, turn, *more]
+            messages = [*messages, turn, *results]
             text = text_of(messages)
             written = text[: text.index(end, len(prompt)) + len(end)]  # the prompt, and what a model wrote after it
             before = encode(written)
@@ -176,13 +181,21 @@ def test_turns_that_a_template_rewrites_stay_as_they_were_sampled(shape):
             written.append(encode(f"<think>{draw.choice(TEXTS)}</think>{draw.choice(TEXTS)}<|im_end|>"))
             ids = ids + written[k] + tool_turns.append(written[k], results)
             messages.append({"role": "assistant", "content": "TURN"})
-            messages += [{"role": "tool", "name": n, "content": c, "tool_call_id": i} for n, c, i in results]
+            messages += results
         # All that the rendering has beside the turns.
         first, *others, last = own.render(messages, TOOLS, add_generation_prompt=True).split("TURN<|im_end|>")
         expected = encode(first + opening)
         for turn, text in zip(written, [*(each + opening for each in others), last], strict=True):
             expected += turn + encode("<|im_end|>" + text)[1:]
         assert ids == expected
+
+
+def test_the_same_template_is_proven_once(monkeypatch):
+    tokenizer, proofs = byte_level_tokenizer(eos_token="<|im_end|>"), []
+    monkeypatch.setattr(ToolTurns, "check", lambda self: proofs.append(self))
+    assert proven_turns(APART, tokenizer, TOOLS) is proven_turns(APART, tokenizer, [*TOOLS]) and len(proofs) == 1
+    assert proven_turns(APART, tokenizer, TOOLS[:1]) is not proven_turns(THINKS, tokenizer, TOOLS[:1])
+    assert len(proofs) == 3
 
 
 def test_sampled_ids_stay_and_nothing_follows_another_end():
@@ -192,20 +205,20 @@ def test_sampled_ids_stay_and_nothing_follows_another_end():
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     spelled = [tokenizer(letter).input_ids[0] for letter in "Hello"]
     assert spelled != tokenizer("Hello").input_ids
-    text = tokenizer.decode(tool_turns.append([*spelled, end], [Result("time", "12"), Result("time", "<13>")]))
+    text = tokenizer.decode(tool_turns.append([*spelled, end], [result("time", "12"), result("time", "<13>")]))
     begin, answer = "\n<|im_start|>user", "<|im_end|>\n<|im_start|>assistant\n"
     results = "".join(f"\n<tool_response>\n{each}\n</tool_response>" for each in ("12", "<13>"))
     assert text == begin + results + answer
-    assert tool_turns.append(spelled, [Result("time", "12")]) is None  # truncated
-    assert tool_turns.append([*spelled, tokenizer.convert_tokens_to_ids("<|eot_id|>")], [Result("time", "12")]) is None
+    assert tool_turns.append(spelled, [result("time", "12")]) is None  # truncated
+    assert tool_turns.append([*spelled, tokenizer.convert_tokens_to_ids("<|eot_id|>")], [result("time", "12")]) is None
 
 
 def test_a_made_up_name_and_a_result_that_is_no_text_are_appended():
     tokenizer = byte_level_tokenizer(eos_token="<|im_end|>")
     _, tool_turns = opened(NAMED, tokenizer)
     name = 'no "tool"\ud800\n'
-    ids = tool_turns.append([tool_turns.end], [Result(name, "4\ud800")])
-    assert ids == tool_turns.append([tool_turns.end], [Result("no__tool___", "4?")])
+    ids = tool_turns.append([tool_turns.end], [result(name, "4\ud800")])
+    assert ids == tool_turns.append([tool_turns.end], [result("no__tool___", "4?")])
 
 
 @pytest.mark.parametrize("shape", REFUSED)

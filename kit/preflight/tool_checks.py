@@ -7,9 +7,8 @@ from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
 from kit.rollouts.generation import ANY_ANSWER, reference_of
 from kit.rollouts.tools.tool_calls import call_reader
-from kit.rollouts.tools.tool_environment import open_host
-from kit.rollouts.tools.tool_processes import ToolFailure
-from kit.rollouts.tools.tool_turns import ToolTurns
+from kit.rollouts.tools.tool_processes import ToolFailure, ToolHost
+from kit.rollouts.tools.tool_turns import proven_turns
 from kit.scoring.rewards import Attempt
 from kit.system.errors import Problem, UserError, raise_if
 
@@ -25,7 +24,7 @@ def tool_schemas(recipe: "Recipe") -> list[dict[str, Any]]:
     """
     if not recipe.has_tools:
         return []
-    with closing(open_host(recipe)) as host:
+    with closing(ToolHost(recipe)) as host:
         return host.schemas()
 
 
@@ -42,7 +41,7 @@ def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
     written = [{"role": "assistant", "content": text}]
     attempt = Attempt(expected, text, row, train.origin(0), 1, recipe.max_new_tokens, written)
     problems = []
-    with closing(open_host(recipe)) as host, closing(host.open((recipe.seed,), row)) as session:
+    with closing(ToolHost(recipe)) as host, closing(host.open((recipe.seed,), row)) as session:
         try:
             session.start()
         except ToolFailure as failure:
@@ -67,8 +66,7 @@ def check_tools(data: Data, tokenizer: Any, max_new_tokens: int) -> tuple[dict[s
         UserError: it does not.
     """
     call_reader(tokenizer, data.chat_template)
-    turns = ToolTurns(data.chat_template, tokenizer, data.encoder.tools)
-    turns.check()
+    turns = proven_turns(data.chat_template, tokenizer, data.encoder.tools)
     notes = [] if turns.takes_several else ["tools: the chat template writes one call in a turn; several are refused"]
     if turns.rewrites:
         notes.append(f"tools: turns stay as sampled, though the chat template rewrites them: {turns.rewrites}")

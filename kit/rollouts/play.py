@@ -35,59 +35,36 @@ def play(
     Args:
         trajectories: the same on all ranks; those with an outcome stay as they are.
         max_new_tokens: of a turn.
-        images: returns those of a sample, see ``Table.media_with_origin``.
+        media: returns those of a sample, see ``Table.media_with_origin``.
     """
     found = list(trajectories)
-    places = [place for place, each in enumerate(found) if not each.outcome]
+    unfinished = [place for place, each in enumerate(found) if not each.outcome]
     size = environment.most_played * ranks.count
-    for first in range(0, len(places), size):
-        some = places[first : first + size]
-        played = _play([found[place] for place in some], environment, sampler, max_new_tokens, media, ranks, progress)
-        for place, each in zip(some, played, strict=True):
-            found[place] = each
+    for first in range(0, len(unfinished), size):
+        places = unfinished[first : first + size]  # of those that are played at the same time
+        mine, most = places[ranks.index :: ranks.count], -(-len(places) // ranks.count)
+        if environment.resets:
+            environment.reset([found[place] for place in mine], most, progress)
+        for turn in range(environment.max_turns):
+            if turn or environment.resets:
+                _share(found, mine)
+            going = [(k % ranks.count, found[place]) for k, place in enumerate(places) if not found[place].outcome]
+            if not going:
+                break
+            requests = [
+                Request(each.ids, (*each.key, turn) if turn else each.key, max_new_tokens, media(each.sample), owner)
+                for owner, each in going
+            ]
+            for i, completion in sampler.sample(requests):
+                environment.step(going[i][1], completion)
+            environment.collect(most, progress)
+        environment.score(most, progress)
+        _share(found, mine)
     return found
 
 
-def _play(
-    found: list[Trajectory],
-    environment: Environment,
-    sampler: Sampler,
-    max_new_tokens: int,
-    media: Callable[[int], Sequence[Any]],
-    ranks: Ranks,
-    progress: Progress,
-) -> list[Trajectory]:
-    """Play trajectories at the same time."""
-    mine = range(ranks.index, len(found), ranks.count)
-    most = -(-len(found) // ranks.count)
-
-    def share() -> None:
-        for place, trajectory in gather_object([(place, found[place]) for place in mine]):
-            if place not in mine:  # the environment fills in its own
-                found[place] = trajectory
-
-    if environment.resets:
-        environment.reset([found[place] for place in mine], most, progress)
-    for turn in range(environment.max_turns):
-        if turn or environment.resets:
-            share()
-        going = [place for place, each in enumerate(found) if not each.outcome]
-        if not going:
-            break
-        requests = [
-            Request(
-                each.ids,
-                (*each.key, turn) if turn else each.key,
-                max_new_tokens,
-                media(each.sample),
-                place % ranks.count,
-            )
-            for place in going
-            for each in [found[place]]
-        ]
-        for i, completion in sampler.sample(requests):
-            environment.step(found[going[i]], completion)
-        environment.collect(most, progress)
-    environment.score(most, progress)
-    share()
-    return found
+def _share(found: list[Trajectory], mine: Sequence[int]) -> None:
+    """Replace the trajectories of other ranks by those that they have; at ``mine`` are this rank's own."""
+    for place, trajectory in gather_object([(place, found[place]) for place in mine]):
+        if place not in mine:  # the environment fills in its own
+            found[place] = trajectory

@@ -24,8 +24,8 @@ from kit.data.read.media_files import inspect
 from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import Sampling, sampling_arguments
 from kit.rollouts.generation import text_of
+from kit.rollouts.tools.tool_calls import turn_of
 from kit.rollouts.tools.tool_processes import ToolFailure
-from kit.rollouts.tools.tool_turns import message_of, turn_of
 from kit.strategy.weights import generating
 from kit.system.console import say, show
 from kit.system.errors import UserError
@@ -158,10 +158,9 @@ class Conversation:
             if not (calls or error):
                 return [*messages, {"role": "assistant", "content": shown}]
             results = played.results(calls, error)
-            show("\n".join(f"{each.name} -> {each.content}" for each in results))
+            show("\n".join(f"{each['name']} -> {each['content']}" for each in results))
             if not error:
-                made = [(*call, each.call_id) for call, each in zip(calls, results, strict=True)]
-                messages += [turn_of(made), *map(message_of, results)]
+                messages += [turn_of(calls, [each["tool_call_id"] for each in results]), *results]
             following = model.tools.turns.append(written, results)
             if following is None:
                 return messages

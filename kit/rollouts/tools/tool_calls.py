@@ -5,7 +5,7 @@ never guessed from an answer, and nothing in an answer is executed.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
@@ -22,6 +22,20 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: dict[str, Any]  # JSON values
+
+
+def turn_of(calls: Sequence[ToolCall], ids: Sequence[str], text: str = "") -> dict[str, Any]:
+    """Return a turn of the model as a message, with the ids of its calls."""
+    made = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}, "id": call_id}
+        for call, call_id in zip(calls, ids, strict=True)
+    ]
+    return {"role": "assistant", "content": text} | ({"tool_calls": made} if made else {})
+
+
+def result_of(call: ToolCall, call_id: str, content: str) -> dict[str, Any]:
+    """Return the result of a call as a message, or the error that the model reads in its place."""
+    return {"role": "tool", "content": content, "name": call.name, "tool_call_id": call_id}
 
 
 class MalformedCall(ValueError):
@@ -150,8 +164,7 @@ def call_reader(tokenizer: Any, template: Jinja) -> CallReader:
 
 def _written(tokenizer: Any, template: Jinja) -> tuple[str, str] | None:
     """The prompt, and the answer that calls, as the template writes ``_PROBE``; None if it does not."""
-    call = {"type": "function", "id": "probe0001", "function": {"name": _PROBE.name, "arguments": _PROBE.arguments}}
-    asked, calling = {"role": "user", "content": "Probe."}, {"role": "assistant", "content": "", "tool_calls": [call]}
+    asked, calling = {"role": "user", "content": "Probe."}, turn_of([_PROBE], ["probe0001"])
     # Some templates need reasoning in the block that they open; some write calls, and no tools, or not here.
     for tools, reasoning in product(([_TOOL], None), ({}, {"reasoning_content": "A probe."})):
         with suppress(UserError):

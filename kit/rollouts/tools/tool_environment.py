@@ -16,27 +16,27 @@ from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
 from kit.rollouts.environment import Environment, append_turn
 from kit.rollouts.generation import Completion, text_of
-from kit.rollouts.tools.tool_calls import CallReader, MalformedCall, ToolCall, call_reader
+from kit.rollouts.tools.tool_calls import MalformedCall, ToolCall, call_reader, result_of, turn_of
 from kit.rollouts.tools.tool_processes import ToolFailure, ToolHost, ToolSession
-from kit.rollouts.tools.tool_turns import Result, ToolTurns
+from kit.rollouts.tools.tool_turns import proven_turns
 from kit.rollouts.trajectories import Outcome, Segment, Trajectory
 from kit.scoring.rewards import Attempt
 from kit.system.console import Progress
+from kit.system.errors import listed
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
 
 NUM_THREADS = 32  # that wait for tools and rewards
 TURNS, CALLS, FAILURES = "completions/turns", "tools/calls", "tools/failures"
-NO_COUNTS = {TURNS: 0, CALLS: 0, FAILURES: 0}
 
 
 class Played:
     """A conversation that is not finished: the calls of its turns, and their results."""
 
-    def __init__(self, session: ToolSession, reader: CallReader, turns: ToolTurns) -> None:
-        self.session, self._reader, self._turns = session, reader, turns
-        self.counts = {**NO_COUNTS}
+    def __init__(self, tools: "Tools", session: ToolSession) -> None:
+        self._tools, self.session = tools, session
+        self.counts = {TURNS: 0, CALLS: 0, FAILURES: 0}
         self.messages: list[dict[str, Any]] = []  # after the prompt
 
     def read(self, before: str, text: str, ended: bool) -> tuple[list[ToolCall], str]:
@@ -46,44 +46,42 @@ class Played:
             before: the end of the text before the turn.
             text: of ``text_of``.
         """
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        self.messages.append(message)
-        self.counts[TURNS] += 1
+        calls, error = [], ""
         try:
-            calls = self._reader.read(before, text) if ended else []
+            calls = self._tools.reader.read(before, text) if ended else []
         except MalformedCall as why:
-            return [], f"malformed call: {why}"
-        if calls:
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls
-            ]
-        if len(calls) > 1 and not self._turns.takes_several:
+            error = f"malformed call: {why}"
+        self.messages.append(turn_of(calls, self._ids(calls), text))
+        self.counts[TURNS] += 1
+        if len(calls) > 1 and not self._tools.turns.takes_several:
             return calls[:1], "several calls in a turn: write one"
-        return calls, ""
+        return calls, error
 
-    def results(self, calls: Sequence[ToolCall], error: str) -> list[Result]:
-        """Make the calls, and append their results; or ``error`` in their place."""
+    def results(self, calls: Sequence[ToolCall], error: str) -> list[dict[str, Any]]:
+        """Make the calls. Appends and returns messages: their results, or ``error`` in their place."""
+        calls = calls or [ToolCall("unknown", {})]
         found = []
-        for call in calls or [ToolCall("unknown", {})]:
+        for call, call_id in zip(calls, self._ids(calls), strict=True):
             try:
                 if error:
                     raise ToolFailure(error)
+                if call.name not in self._tools.names:
+                    raise ToolFailure(f"there is no tool {call.name[:60]!r}, only {listed(self._tools.names, 20)}")
                 content = self.session.call(*call)
             except ToolFailure as failure:
                 self.counts[FAILURES] += 1
                 content = f"error: {failure}"
-            found.append(Result(call.name, content, f"call{self.counts[CALLS]:05}"))
-            self.counts[CALLS] += 1
-        self.messages += [{"role": "tool", "name": each.name, "content": each.content} for each in found]
+            found.append(result_of(call, call_id, content))
+        self.counts[CALLS] += len(found)
+        self.messages += found
         return found
+
+    def _ids(self, calls: Sequence[ToolCall]) -> list[str]:
+        return [f"call{self.counts[CALLS] + k:05}" for k in range(len(calls))]
 
 
 class Tools:
-    """The user's tools, as a chat template writes their calls and results.
-
-    Attributes:
-        turns: checked.
-    """
+    """The user's tools, as a chat template writes their calls and results."""
 
     def __init__(
         self,
@@ -94,14 +92,15 @@ class Tools:
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Raises ``UserError`` if the user's files or the template cannot be used. ``schemas``: if they are known."""
-        self._host = open_host(recipe, is_stopping, schemas)
-        self._reader = call_reader(tokenizer, template)
-        self.turns = ToolTurns(template, tokenizer, self._host.schemas())
-        self.turns.check()
+        self._host = ToolHost(recipe, is_stopping)
+        schemas = schemas or self._host.schemas()
+        self.names = [each["function"]["name"] for each in schemas]
+        self.reader = call_reader(tokenizer, template)
+        self.turns = proven_turns(template, tokenizer, schemas)
 
     def open(self, seed: Sequence[int], row: Mapping[str, Any] | None) -> Played:
         """Begin a conversation; arguments as of ``ToolHost.open``."""
-        return Played(self._host.open(seed, row), self._reader, self.turns)
+        return Played(self, self._host.open(seed, row))
 
     def close(self) -> None:
         """End all processes."""
@@ -143,13 +142,7 @@ class ToolEnvironment(Environment):
         self.end = self._tools.turns.end
         self._threads = ThreadPoolExecutor(NUM_THREADS)
         self._played: dict[tuple[int, int, int], Played] = {}
-        self._called: list[tuple[Trajectory, Future[list[Result]]]] = []
-
-    def start(self, key: tuple[int, int, int]) -> Trajectory:
-        """See ``Environment``."""
-        trajectory = super().start(key)
-        trajectory.counts = {**NO_COUNTS}
-        return trajectory
+        self._called: list[tuple[Trajectory, Future[list[dict[str, Any]]]]] = []
 
     def reset(self, trajectories: Sequence[Trajectory], most: int, progress: Progress) -> None:
         """See ``Environment``. A trajectory whose reset fails has no reward."""
@@ -211,9 +204,8 @@ class ToolEnvironment(Environment):
     def _of(self, trajectory: Trajectory) -> Played:
         key = trajectory.key
         if key not in self._played:
-            seed = (self.recipe.seed, *key)
-            self._played[key] = self._tools.open(seed, self.rows.get(key[1]))
-            self._played[key].counts = trajectory.counts
+            self._played[key] = self._tools.open((self.recipe.seed, *key), self.rows.get(key[1]))
+            trajectory.counts = self._played[key].counts
         return self._played[key]
 
     def _finish(self, trajectory: Trajectory, outcome: Outcome) -> None:
@@ -230,20 +222,6 @@ class ToolEnvironment(Environment):
             return [session.reward(name, self.recipe.reward_timeout, attempt) for name in self.recipe.rewards]
         finally:
             session.close()
-
-
-def open_host(
-    recipe: "Recipe", is_stopping: Callable[[], bool] = lambda: False, schemas: Sequence[dict[str, Any]] = ()
-) -> ToolHost:
-    """Return the processes of the user's tools and rewards. ``schemas``: those of the tools, if they are known."""
-    return ToolHost(
-        tools=recipe.tools,
-        environment=recipe.environment,
-        rewards=recipe.rewards,
-        timeout=recipe.tool_timeout,
-        is_stopping=is_stopping,
-        schemas=schemas,
-    )
 
 
 def open_environment(

@@ -13,12 +13,13 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import astuple
 from functools import partial
+from itertools import chain
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.random  # here, so that sessions share it
 from pydantic import ValidationError, validate_call
@@ -26,7 +27,10 @@ from pydantic import ValidationError, validate_call
 from kit.scoring.own_metric import definition, extras, find, is_own, key_of, load
 from kit.scoring.rewards import Attempt, number_or_why
 from kit.scoring.workers import START_SECONDS, Worker, answer_each, result_of, serve, start_worker
-from kit.system.errors import Problem, Problems, UserError, first_line, listed, raise_if
+from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
 
 _MAX_CHARACTERS = 65_536  # of a result
 _CLOSE_SECONDS = 2.0  # for ``close`` of an environment
@@ -43,32 +47,13 @@ class ToolFailure(Exception):
 class ToolHost:
     """Opens the processes of trajectories: forks of one that has imported the user's files."""
 
-    def __init__(
-        self,
-        tools: Sequence[str],
-        environment: str | None,
-        rewards: Sequence[str],
-        timeout: float,
-        is_stopping: Callable[[], bool] = lambda: False,
-        schemas: Sequence[dict[str, Any]] = (),
-    ) -> None:
-        """
-        Args:
-            tools: ``FILE.py:FUNCTION``.
-            environment: ``FILE.py:CLASS``.
-            rewards: the names of all rewards.
-            timeout: of a call, in seconds.
-            is_stopping: whether the run was asked to stop, and so does not wait for calls.
-            schemas: what ``schemas`` returns, if that is known: a process takes seconds to make them.
-        """
-        self._names = (tuple(tools), environment, tuple(rewards))
-        self._code = [*tools, *([environment] if environment else []), *filter(is_own, rewards)]
-        self.has_environment, self.timeout = environment is not None, timeout
+    def __init__(self, recipe: "Recipe", is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """``is_stopping``: whether the run was asked to stop, and so does not wait for calls."""
+        self.recipe = recipe
         self._is_closed = False
         self._is_stopping = lambda: self._is_closed or is_stopping()
         self._zygote: Worker | None = None
-        self._lock = threading.RLock()
-        self._schemas = list(schemas)
+        self._lock = threading.Lock()
 
     def schemas(self) -> list[dict[str, Any]]:
         """Return the JSON schemas of the tools, by transformers' ``get_json_schema``: functions, then public methods.
@@ -76,19 +61,13 @@ class ToolHost:
         Raises:
             UserError: a file, function or class cannot be used.
         """
-        with self._lock:
-            if not self._schemas:
-                try:
-                    worker = self.fork()
-                    self._schemas = _result(worker, ("schemas",), START_SECONDS)
-                    worker.end()
-                except (OSError, EOFError, ValueError, ToolFailure) as error:
-                    if self._is_stopping():
-                        raise ToolFailure("the run stops") from None
-                    files = ", ".join({each.rpartition(":")[0] for each in self._code})
-                    why = str(error) or "it hung, or ended its process"
-                    raise UserError("--tools", f"{files}: {why}", fix="`python FILE` shows the whole error") from None
-        return self._schemas
+        with closing(self.open((), None)) as session:
+            try:
+                found: list[dict[str, Any]] = session.ask("it", START_SECONDS, "schemas")
+            except ToolFailure as failure:
+                files = ", ".join({each.rpartition(":")[0] for each in chain.from_iterable(self.recipe.code.values())})
+                raise UserError("--tools", f"{files}: {failure}", fix="`python FILE` shows the whole error") from None
+        return found
 
     def open(self, seed: Sequence[int], row: Mapping[str, Any] | None) -> "ToolSession":
         """Return a session, whose process starts with its first call.
@@ -104,15 +83,19 @@ class ToolHost:
         with self._lock:
             if self._is_stopping():
                 raise TimeoutError
+            if not self._zygote:
+                # With one thread, as a process with threads of OpenMP can compute nothing after a fork.
+                zygote = Worker(partial(start_worker, fork_each, OMP_NUM_THREADS="1"), self._is_stopping)
+                try:
+                    _result(zygote, (self.recipe.tools, self.recipe.environment, self.recipe.rewards), START_SECONDS)
+                except BaseException:
+                    zygote.end()
+                    raise
+                self._zygote = zygote
+            connection = self._zygote.connection
             try:
-                if not self._zygote:
-                    # With one thread, as a process with threads of OpenMP can compute nothing after a fork.
-                    start = partial(start_worker, fork_each, OMP_NUM_THREADS="1")
-                    self._zygote = Worker(start, self._is_stopping)
-                    _result(self._zygote, self._names, START_SECONDS)
-                connection = self._zygote.connection
                 return Worker(lambda theirs: send_handle(connection, theirs.fileno(), 0), self._is_stopping)
-            except BaseException:  # also if it was killed: the next session starts another
+            except ConnectionError:  # it was killed: the next session starts another
                 self._end()
                 raise
 
@@ -133,7 +116,7 @@ class ToolSession:
 
     def __init__(self, host: ToolHost, seed: Sequence[int], row: Mapping[str, Any] | None) -> None:
         """See ``ToolHost.open``."""
-        self._host, self._seed, self._row = host, list(seed), row
+        self._host, self._recipe, self._seed, self._row = host, host.recipe, seed, row
         self._worker: Worker | None = None
         self._num_workers = 0
         self._lost = ""  # why there is no environment any more
@@ -144,10 +127,10 @@ class ToolSession:
         Raises:
             ToolFailure: the constructor or ``reset`` fails. Then each call fails as well.
         """
-        if not self._host.has_environment:
+        if not self._recipe.environment:
             return ""
         try:
-            return str(self._ask("environment", self._host.timeout, "start", self._row))
+            return str(self.ask("environment", self._recipe.tool_timeout, "start", self._row))
         except ToolFailure as failure:
             self._end()
             self._lost = str(failure)
@@ -161,36 +144,38 @@ class ToolSession:
         Raises:
             ToolFailure: there is none.
         """
-        names = [each["function"]["name"] for each in self._host.schemas()]
-        if name not in names:
-            raise ToolFailure(f"there is no tool {name[:60]!r}, only {listed(names, 20)}")
         if self._lost:
             raise ToolFailure(self._lost)
-        return str(self._ask(name, self._host.timeout, "call", name, arguments))
+        return str(self.ask(name, self._recipe.tool_timeout, "call", name, arguments))
 
     def reward(self, name: str, timeout: float, attempt: Attempt) -> float | str:
         """Return a reward of the trajectory, or the reason why it failed. See ``kit.scoring.rewards.reward``."""
         try:
-            found: float | str = self._ask(key_of(name), timeout, "reward", name, attempt)
+            found: float | str = self.ask(key_of(name), timeout, "reward", name, attempt, self._lost)
         except ToolFailure as failure:
             return f"{failure} (row {attempt.origin})"
         return found
 
     def close(self) -> None:
         """Call ``close`` of the environment, if it has that method, and end the process."""
-        if self._worker and self._host.has_environment and not self._lost:
+        if self._worker and self._recipe.environment and not self._lost:
             with suppress(ToolFailure):
-                self._ask("close", _CLOSE_SECONDS, "close")
+                self.ask("close", _CLOSE_SECONDS, "close")
         self._end()
 
-    def _ask(self, what: str, seconds: float, *question: Any) -> Any:
+    def ask(self, what: str, seconds: float, *question: Any) -> Any:
+        """Return what a method of ``_Session`` does; ``question``: its name and arguments.
+
+        Raises:
+            ToolFailure: it raised an error, or gave no answer. The words begin with ``what``.
+        """
         try:
             if not self._worker:
                 self._worker = self._host.fork()
                 self._num_workers += 1
                 # With time of its own: the processes of many trajectories start together.
                 seed = str([*self._seed, self._num_workers])
-                _result(self._worker, ("begin", seed, self._lost), START_SECONDS)
+                _result(self._worker, ("begin", seed), START_SECONDS)
             return _result(self._worker, question, seconds)
         except TimeoutError:
             why = f"{what} took more than {seconds:g} s"
@@ -199,18 +184,17 @@ class ToolSession:
         except ToolFailure as failure:
             raise ToolFailure(f"{what}: {failure}") from None
         except KeyboardInterrupt:  # in a chat: what still comes is no answer to the next question
-            self._end()
-            self._lost = "the environment ended: interrupted" * self._host.has_environment
+            self._end("interrupted")
             raise
-        self._end()
-        if self._host.has_environment:
-            self._lost = self._lost or f"the environment ended: {why}"
+        self._end(why)
         raise ToolFailure(why)
 
-    def _end(self) -> None:
+    def _end(self, why: str = "") -> None:
         if self._worker:
             self._worker.end()
             self._worker = None
+        if why and self._recipe.environment:
+            self._lost = self._lost or f"the environment ended: {why}"
 
 
 def _result(worker: Worker, question: Any, seconds: float) -> Any:
@@ -241,7 +225,6 @@ class _Session:
                 raise UserError(environment, "no public method, so no tool", "methods for the model to call")
         self._tools = found
         self._environment: Any = None
-        self._lost = ""
         for name in filter(is_own, rewards):
             load(name)
         if "math" in rewards:
@@ -267,8 +250,7 @@ class _Session:
         problems.raise_if_any()
         return found
 
-    def begin(self, seed: str, lost: str) -> None:
-        self._lost = lost
+    def begin(self, seed: str) -> None:
         random.seed(seed)
         numpy.random.seed(random.getrandbits(32))
 
@@ -291,9 +273,9 @@ class _Session:
             wrong = [f"argument {each['loc'][0]}: {each['msg']}" for each in error.errors() if each["loc"]]
             raise ToolFailure("; ".join(wrong) or first_line(error)) from None
 
-    def reward(self, name: str, attempt: Attempt) -> float | str:
-        if self._lost and (name == "environment" or (is_own(name) and "environment" in extras(name))):
-            raise ToolFailure(self._lost)
+    def reward(self, name: str, attempt: Attempt, lost: str) -> float | str:
+        if lost and (name == "environment" or (is_own(name) and "environment" in extras(name))):
+            raise ToolFailure(lost)
         return number_or_why(name, attempt, self._environment)
 
     def close(self) -> None:

@@ -10,11 +10,13 @@ Promises:
 - A template that rewrites anything else is refused.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import product, zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from kit.data.chat.answer_spans import OPENED, TAG, AnswerFinder
 from kit.data.chat.conversation import Conversation
@@ -22,6 +24,7 @@ from kit.data.chat.shown import check_shown
 from kit.data.chat.template import Jinja, Messages
 from kit.data.chat.turn_ends import Stops
 from kit.data.chat.turns import Drafters, with_json_arguments
+from kit.rollouts.tools.tool_calls import ToolCall, result_of, turn_of
 from kit.system.errors import UserError
 
 KEEPS_TURNS = (
@@ -39,15 +42,21 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
 )
 _QUESTION = {"role": "user", "content": "?"}
 _OPENING = [{"role": "system", "content": "Be kind."}, _QUESTION, {"role": "assistant", "content": "Yes."}]
+_REASONING = {"reasoning_content": "Think."}
 _PROBE = "probe_tool"
 
 
-class Result(NamedTuple):
-    """The result of a call, or the error message that the model is given instead."""
+@lru_cache(1)  # the proof takes up to 0.4 s, and each evaluation asks for the same one
+def _proven(asked: str, tokenizer: Any) -> "ToolTurns":
+    source, tools = json.loads(asked)
+    turns = ToolTurns(source, tokenizer, tools)
+    turns.check()
+    return turns
 
-    name: str  # of the called tool
-    content: str
-    call_id: str = "call00000"  # Mistral's templates take nine letters and digits
+
+def proven_turns(source: Jinja, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> "ToolTurns":
+    """Return ``ToolTurns`` of these arguments after ``check``. Raises ``UserError`` as both do."""
+    return _proven(json.dumps([source, [*tools]]), tokenizer)
 
 
 class ToolTurns:
@@ -77,18 +86,18 @@ class ToolTurns:
         """Return the ids of the messages with the tools, to the generation prompt."""
         return self._encode(self._template.render(self._prepared(messages), self._tools, add_generation_prompt=True))
 
-    def append(self, sampled: Sequence[int], results: Sequence[Result]) -> list[int] | None:
+    def append(self, sampled: Sequence[int], results: Messages) -> list[int] | None:
         """Return the ids that follow a turn: the results, and the generation prompt of the next turn.
 
         Args:
             sampled: the turn. If it does not end with ``end``, because it was truncated or the model wrote another stop
                 token, None is returned: nothing can follow.
-            results: of all its calls, in their order; one, unless ``takes_several``.
+            results: messages of all its calls, in their order; one, unless ``takes_several``.
         """
         if list(sampled[-1:]) != [self.end]:
             return None
         # The model may call a tool whose name no template takes.
-        return self._following([each._replace(name=re.sub(r"[^\w.-]", "_", each.name)) for each in results])[1:]
+        return self._following([each | {"name": re.sub(r"[^\w.-]", "_", each["name"])} for each in results])[1:]
 
     def check(self) -> None:
         """Prove the promises on conversations with one call and several, reasoning and none, and all kinds of results.
@@ -97,9 +106,9 @@ class ToolTurns:
             UserError: it says what differs, and in which conversation.
         """
         kinds = [
-            (more + after, (reasons, opening))
+            (more + after, (reasoning, opening))
             for after, opening in self._openings()
-            for more, reasons in self._reasoning()
+            for more, reasoning in self._reasoning()
         ]
         for name, kind in kinds:
             self._check(f"a call{name}", self._conversation(1, *kind))
@@ -119,16 +128,16 @@ class ToolTurns:
                 return [("", []), (after, opening)]
         return [("", [])]
 
-    def _reasoning(self) -> list[tuple[str, bool]]:
+    def _reasoning(self) -> list[tuple[str, dict[str, str]]]:
         """Whether turns with a call have reasoning, which the generation prompt may open: both, if both can be."""
         prompt = self._template.render([_QUESTION], self._tools, add_generation_prompt=True)
         if not self._drafter.reads_reasoning:
-            return [("", False)]
-        kinds = [(" without reasoning", False)] * (not OPENED.search(prompt))
+            return [("", {})]
+        kinds: list[tuple[str, dict[str, str]]] = [(" without reasoning", {})] * (not OPENED.search(prompt))
         with suppress(UserError):  # some templates write none before a call
-            self._finder.find(self._conversation(1, True, []), 1)
-            kinds.append((" and reasoning", True))
-        return kinds or [("", False)]
+            self._finder.find(self._conversation(1, _REASONING, []), 1)
+            kinds.append((" and reasoning", _REASONING))
+        return kinds or [("", {})]
 
     def _find_form(self) -> None:
         """Find how it takes a turn with a call: with arguments as JSON or not, with reasoning or not.
@@ -137,10 +146,11 @@ class ToolTurns:
         """
         problems = []
         check_shown(self._template, self._template.render([_QUESTION], self._tools), [_QUESTION], self._tools)
-        for form in product((False, True), repeat=3):
-            self._takes_rewritten, self._as_text, self._with_reasoning = form
+        for self._takes_rewritten, self._as_text, self._reason in product(
+            (False, True), (False, True), ({}, _REASONING)
+        ):
             try:
-                self.end = self._following([Result(_PROBE, "?")])[0]
+                self.end = self._following([result_of(ToolCall(_PROBE, {}), "call00000", "?")])[0]
                 break
             except UserError as error:
                 problems += error.problems
@@ -148,11 +158,11 @@ class ToolTurns:
             raise UserError(problems[0])
         self._takes_rewritten = True
 
-    def _following(self, results: Sequence[Result]) -> list[int]:
+    def _following(self, results: Messages) -> list[int]:
         """The end-of-turn token of a turn with calls, and the ids after it."""
         assert results, "the template writes something else after a turn without results"
-        turn = turn_of([(each.name, {}, each.call_id) for each in results], self._with_reasoning)
-        messages = self._prepared([_QUESTION, turn, *map(message_of, results)])
+        turn = turn_of([ToolCall(each["name"], {}) for each in results], [each["tool_call_id"] for each in results])
+        messages = self._prepared([_QUESTION, turn | self._reason, *results])
         text, appended = self._divided("a call", Conversation(self._template, messages, self._tools), 1, len(messages))
         # A tokenizer splits a text at the end-of-turn token before anything else, so this is what the whole would give.
         return self._encode(self._stops.before(text, len(text)) + appended)
@@ -201,9 +211,9 @@ class ToolTurns:
         messages = conversation.messages
         turns = [i for i, message in enumerate(messages) if message.get("tool_calls")]
         for i, num in zip(turns, [*turns[1:], len(messages)], strict=True):
-            results = [Result(each["name"], each["content"], each["tool_call_id"]) for each in messages[i + 1 : num]]
+            results = messages[i + 1 : num]
             text, rest = self._divided(name, conversation, i, num)
-            check_shown(self._template, rest, messages[i + 1 : num], None)
+            check_shown(self._template, rest, results, None)
             found, wanted = self._encode(text), self._encode(text + rest)
             end, *ids = self._following(results)
             if not found[-1] == end == self.end or found + ids != wanted:
@@ -216,13 +226,13 @@ class ToolTurns:
                     KEEPS_TURNS,
                 )
 
-    def _conversation(self, num_calls: int, reasons: bool, opening: list[dict[str, Any]]) -> Conversation:
+    def _conversation(self, num_calls: int, reasoning: dict[str, str], opening: Messages) -> Conversation:
         """A question after ``opening``, and turns with ``num_calls`` and their results."""
         messages = [*opening, _QUESTION]
         for k in range(0, len(_CONTENTS), num_calls):
-            calls = [(f"{_PROBE}{n % 2}", _ARGUMENTS[n % 3], f"call{n:05}") for n in range(k, k + num_calls)]
-            messages.append(turn_of(calls, reasons))
-            messages += [message_of(Result(each, _CONTENTS[k + n], i)) for n, (each, _, i) in enumerate(calls)]
+            calls = [ToolCall(f"{_PROBE}{n % 2}", _ARGUMENTS[n % 3]) for n in range(k, k + num_calls)]
+            ids = [f"call{n:05}" for n in range(k, k + num_calls)]  # Mistral's templates take nine letters and digits
+            messages += [turn_of(calls, ids) | reasoning, *map(result_of, calls, ids, _CONTENTS[k:])]
         return Conversation(self._template, self._prepared(messages), self._tools)
 
     def _encode(self, text: str) -> list[int]:
@@ -232,20 +242,6 @@ class ToolTurns:
     def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
         taken = [self._drafter.prepared(message) for message in messages]
         return [with_json_arguments(message) for message in taken] if self._as_text else taken
-
-
-def turn_of(calls: Sequence[tuple[str, dict[str, Any], str]], reasons: bool = False) -> dict[str, Any]:
-    """Return a turn of the model with these calls: name, arguments, id."""
-    made = [
-        {"type": "function", "function": {"name": name, "arguments": given}, "id": id_} for name, given, id_ in calls
-    ]
-    turn = {"role": "assistant", "content": "", "tool_calls": made}
-    return turn | ({"reasoning_content": "Think."} if reasons else {})
-
-
-def message_of(result: Result) -> dict[str, Any]:
-    """Return the message of a result."""
-    return {"role": "tool", "content": result.content, "name": result.name, "tool_call_id": result.call_id}
 
 
 def _after(text: str, stop: str, num: int) -> int:
