@@ -6,9 +6,32 @@ It says of a request what vLLM 0.32 was seen to say. With the tiny model it is a
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from helpers import ROOT
+
+TINY = ROOT / "recipes/tiny"
+# Of a run that it serves.
+FLAGS = {
+    "model_name_or_path": TINY / "model",
+    "adapter_name_or_path": TINY / "sft",
+    "dataset": TINY / "train.jsonl",
+    "method": "lora",
+    "objective": "grpo",
+    "rewards": "token_f1",
+    "max_length": 128,
+    "max_new_tokens": 8,
+    "num_generations": 4,
+    "global_batch_size": 8,
+    "per_device_train_batch_size": 4,
+    "num_iterations": 2,
+    "max_steps": 4,
+    "learning_rate": 1e-3,
+    "vllm_server_timeout": 20,
+}
 
 
 class FakeVllm:
@@ -21,6 +44,7 @@ class FakeVllm:
         keeps_stale: weights are loaded under their name only if they are the first ones.
         lacks: a path that it does not know.
         max_logprobs: how many of a token of a prompt it gives.
+        hold: called with the body of a request for completions, before they are generated.
     """
 
     def __init__(
@@ -32,14 +56,15 @@ class FakeVllm:
         max_model_len: int = 256,
         lacks: str = "",
         max_logprobs: int = 20,
+        hold: Callable[[dict[str, Any]], None] = lambda body: None,
     ) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.loses_at, self.away_seconds = loses_at, away_seconds
-        self.keeps_stale, self.max_model_len, self.lacks = keeps_stale, max_model_len, lacks
         self.name, self.max_logprobs = str(folder), max_logprobs
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.keeps_stale, self.max_model_len, self.lacks, self.hold = keeps_stale, max_model_len, lacks, hold
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
         self._first = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         self._lock, self._up_at, self._names, self._version = threading.Lock(), 0.0, set[str](), "default"
@@ -81,6 +106,8 @@ class FakeVllm:
         return [body.get("lora_name") or body["new_version"] for path, body in self.requests if path in paths and body]
 
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/v1/completions":
+            self.hold(body)
         with self._lock:
             if self.away:
                 return (503, {}) if path == "/health" else (0, None)

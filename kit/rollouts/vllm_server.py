@@ -8,6 +8,7 @@ Promises:
 - Only the main process talks to the server. While it waits, all ranks meet once a second.
 - Weights are named after their content, so the server cannot use earlier ones. A restarted server gets them again, and
   all that was asked at once is asked again.
+- Completions can be asked for ahead, before they are needed.
 
 vLLM's weight transfer (``/update_weights``) needs GPUs on both sides. Whole weights are read from files instead, by
 the worker's ``reload_weights``, and get their name by ``/update_weight_version``.
@@ -17,9 +18,9 @@ import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import TimeoutError as NotYet
-from multiprocessing.pool import ThreadPool
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,13 @@ class _Completions(BaseModel):
 
 
 class VllmServer:
-    """A vLLM server as a ``kit.rollouts.sampler.Sampler``."""
+    """A vLLM server as a ``kit.rollouts.sampler.Sampler``.
+
+    Attributes:
+        ahead: the completions of the next ``sample``, if it was asked for them with ``begin``.
+        step: of the weights that were published.
+        then: called on all ranks at the end of ``sample``, while the environment works on the completions.
+    """
 
     def __init__(self, prepared: "Prepared", recipe: "Recipe", stops: Sequence[int], progress: Progress) -> None:
         """
@@ -86,7 +93,11 @@ class VllmServer:
         self._client = Client(recipe)
         self._folder = Path(recipe.output_dir or "").resolve() / FOLDER
         self._loaded = ""  # the adapter that this process has given to the server
-        self.published = ""
+        self.published, self.step = "", -1
+        self.ahead: AsyncResult[Sequence[Completion]] | None = None
+        self.then: Callable[[], None] = lambda: None
+        self._is_away = False
+        self._thread = ThreadPool(1)  # ends with the process, whatever it waits for
         self._adapter = getattr(self._plain, "peft_config", {}).get("default")  # None: all weights are published
         if self._adapter and (reason := why_not_served(self._adapter, by_vllm=True)):
             raise UserError(Problem(FIELD, reason, fix="leave it out, and the model generates the rollouts itself"))
@@ -114,38 +125,57 @@ class VllmServer:
             write_tensors(file, tensors, {"format": "pt"})
             return folder.rename(self._folder / f"step-{step:08d}-{describe_file(file)['xxh3_128'][:16]}").name
 
-        self.published = from_main(write)
+        self.published, self.step = from_main(write), step
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """See ``Sampler``.
+    def begin(
+        self, requests: Sequence[Request], known: Sequence[Completion] = ()
+    ) -> "AsyncResult[Sequence[Completion]]":
+        """Ask for completions, unless they are known, and let ``wait`` return them."""
+        return self._thread.apply_async(self._ask, [requests, known])
+
+    def wait(
+        self,
+        asked: "AsyncResult[Sequence[Completion]]",
+        progress: Progress | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> Sequence[Completion]:
+        """Return completions that were asked for. Called by all ranks.
+
+        Args:
+            progress: in place of the run's, which a stop ends.
+            is_stopping: whether it returns none while the server is away.
 
         Raises:
             LateError: on all ranks, if the server fails for good.
         """
 
-        def look() -> tuple[list[Completion] | None, list[Problem]]:
-            assert asking is not None
+        def look() -> tuple[Sequence[Completion] | None, list[Problem]]:
             try:
-                return asking.get(1.0), []
+                return asked.get(1.0), []
             except NotYet:
-                return None, []
+                return [] if self._is_away and is_stopping() else None, []
             except LateError as error:
                 return None, error.problems
 
-        answers: list[Completion] | None = None
-        with ThreadPool(1) as pool:  # its threads end with the process, whatever they wait for
-            asking = pool.apply_async(self._ask, [requests]) if is_main() else None
-            for _ in self._progress(itertools.repeat(None), "rollout", None):
-                answers, problems = from_main(look)
-                if problems:
-                    raise LateError(*problems)
-                if answers is not None:
-                    break
-        rank = self._prepared.processes.index
-        yield from ((i, answer) for i, answer in enumerate(answers or []) if requests[i].owner == rank)
+        for _ in (progress or self._progress)(itertools.repeat(None), "rollout", None):
+            completions, problems = from_main(look)
+            if problems:
+                raise LateError(*problems)
+            if completions is not None:
+                return completions
+        raise AssertionError
 
-    def _ask(self, requests: Sequence[Request]) -> list[Completion]:
+    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        """See ``Sampler``. Raises as ``wait`` does."""
+        completions, self.ahead = self.wait(self.ahead or self.begin(requests)), None
+        rank = self._prepared.processes.index
+        yield from ((i, each) for i, each in enumerate(completions) if requests[i].owner == rank)
+        self.then()
+
+    def _ask(self, requests: Sequence[Request], known: Sequence[Completion]) -> Sequence[Completion]:
         """Return the completions of ``requests``. Raises ``LateError`` if the server fails for good."""
+        if known or not is_main():
+            return known
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, request in enumerate(requests):
             groups[request.key[:2], tuple(request.ids)].append(i)
@@ -157,13 +187,14 @@ class VllmServer:
                 found = dict(zip(itertools.chain(*groups.values()), itertools.chain(*replies), strict=True))
                 return [found[i] for i in range(len(requests))]
             except Gone as error:
-                self._loaded = ""
+                self._loaded, self._is_away = "", True
                 why = f"{self._client.url} failed in a rollout: {error}"
                 if attempt == MAX_ATTEMPTS:
                     raise LateError(Problem(FIELD, why, fix="the server's own log says why")) from None
                 say(f"{why}; asking again")
                 time.sleep(1)  # a server that is shutting down responds for a moment
                 self._client.wait(str(error))
+                self._is_away = False
         raise AssertionError
 
     def _load(self) -> None:

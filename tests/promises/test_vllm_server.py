@@ -12,7 +12,7 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from fake_vllm import FakeVllm
+from fake_vllm import FLAGS, TINY, FakeVllm
 from helpers import ROOT, free_port
 
 from kit.data.feed.data_ranks import Ranks
@@ -24,24 +24,6 @@ from kit.tasks.grpo.spec import GrpoSettings
 
 pytestmark = pytest.mark.slow
 
-TINY = ROOT / "recipes/tiny"
-FLAGS = {
-    "model_name_or_path": TINY / "model",
-    "adapter_name_or_path": TINY / "sft",
-    "dataset": TINY / "train.jsonl",
-    "method": "lora",
-    "objective": "grpo",
-    "rewards": "token_f1",
-    "max_length": 128,
-    "max_new_tokens": 8,
-    "num_generations": 4,
-    "global_batch_size": 8,
-    "per_device_train_batch_size": 4,
-    "num_iterations": 2,
-    "max_steps": 4,
-    "learning_rate": 1e-3,
-    "vllm_server_timeout": 20,
-}
 FULL = {"method": "full", "adapter_name_or_path": None}
 
 
@@ -149,6 +131,9 @@ def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, 
         ({"vllm_server_base_url": served(lacks="/v1/load_lora_adapter").url}, "--enable-lora"),
         (FULL | {"vllm_server_base_url": served(lacks="/weight_info").url}, "VLLM_SERVER_DEV_MODE=1 vllm serve"),
         ({"objective": "sft"}, "objective sft does not read it"),
+        ({"rollout_overlap": True, "vllm_server_base_url": None}, "rollout_overlap: given, but has no effect"),
+        ({"rollout_overlap": True, "tools": f"{ROOT}/recipes/tiny-tools/tools.py:price"}, "the next turn waits for"),
+        ({"rollout_overlap": True, "rollout_temperature": 0.5}, "log-probabilities before the temperature"),
     ):
         run = trained("refused", server.url, **changes)
         assert run.status == 2 and words in run.output, (changes, run.output)

@@ -126,6 +126,12 @@ class GrpoSettings(BaseModel):
         needs="vllm_server_base_url",
     )
 
+    rollout_overlap: bool = identity_option(
+        False,
+        "grpo: the server generates the next rollout while a step trains, with the weights of before that step",
+        needs="vllm_server_base_url",
+    )
+
     @property
     def has_tools(self) -> bool:
         """Whether completions have several turns, with tools."""
@@ -194,11 +200,16 @@ RULES = (
         "leave it out; or sequence with policy_loss grpo, dapo or dr_grpo",
     ),
     Rule(
-        "vllm_importance_sampling_cap rollout_temperature",
-        lambda r: r.vllm_importance_sampling_cap and r.rollout_temperature != 1,
-        "{r.vllm_importance_sampling_cap:g} with rollout_temperature {r.rollout_temperature:g}: a vLLM server gives "
-        "log-probabilities before the temperature",
-        "leave one of them out",
+        "rollout_temperature vllm_importance_sampling_cap rollout_overlap",
+        lambda r: (r.vllm_importance_sampling_cap or r.rollout_overlap) and r.rollout_temperature != 1,
+        "{r.rollout_temperature:g}, with a correction by a vLLM server's log-probabilities before the temperature",
+        "leave it out; or vllm_importance_sampling_cap and rollout_overlap",
+    ),
+    Rule(
+        "rollout_overlap tools environment",
+        lambda r: r.rollout_overlap and r.has_tools,
+        "true with tools, whose results the next turn waits for",
+        "--rollout_overlap false",
     ),
     Rule(
         "kl_estimator policy_loss",
@@ -223,10 +234,13 @@ RULES = (
         "leave out scale_rewards; and another policy_loss than rloo",
     ),
     Rule(
-        "num_iterations global_batch_size max_length",
-        lambda r: r.num_iterations > 1 and r.global_batch_size * r.max_length > MOST_SAVED_TOKENS,
-        "{r.num_iterations}, with {r.global_batch_size} rows of {r.max_length} tokens, which a checkpoint would hold",
-        f"--num_iterations 1; or fewer tokens in all than {MOST_SAVED_TOKENS:,}",
+        "num_iterations rollout_overlap global_batch_size max_length",
+        lambda r: (
+            (r.num_iterations > 1 or r.rollout_overlap) and r.global_batch_size * r.max_length > MOST_SAVED_TOKENS
+        ),
+        "{r.num_iterations}, rollout_overlap {r.rollout_overlap}, with {r.global_batch_size} rows of {r.max_length} "
+        "tokens, which a checkpoint would hold",
+        f"--num_iterations 1 without rollout_overlap; or fewer tokens in all than {MOST_SAVED_TOKENS:,}",
     ),
     Rule(
         "vllm_server_base_url adapter_type use_dora trainable_tokens new_tokens lora_modules_to_save",
