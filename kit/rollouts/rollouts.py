@@ -32,7 +32,7 @@ from kit.rollouts.sampler import OwnModel, Sampler, sampling_of
 from kit.rollouts.sampler_check import check_sampler
 from kit.rollouts.tools.tool_environment import open_environment
 from kit.rollouts.trajectories import Segment, Trajectories, Trajectory, few_of
-from kit.rollouts.vllm_server import VllmServer
+from kit.rollouts.vllm_server import Asked, VllmServer
 from kit.system.console import say
 from kit.system.errors import LateError
 from kit.system.phases import ROLLING_OUT
@@ -225,7 +225,7 @@ class Rollouts:
         assert self._server
         recipe, server, started = self._recipe, self._server, partial(self._started, self._num_taken + 1)
 
-        def begin(some: Sequence[Trajectory], most: int) -> Any:
+        def begin(some: Sequence[Trajectory], most: int) -> Asked:
             return server.begin([Request(each.ids, each.key, most) for each in some])
 
         if server.step != step:

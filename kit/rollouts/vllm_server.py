@@ -59,6 +59,9 @@ SAMPLING = {
 }
 
 
+Asked = AsyncResult[Sequence[Completion]]
+
+
 class _Logprobs(BaseModel):
     token_logprobs: list[FiniteFloat]
 
@@ -94,7 +97,7 @@ class VllmServer:
         self._folder = Path(recipe.output_dir or "").resolve() / FOLDER
         self._loaded = ""  # the adapter that this process has given to the server
         self.published, self.step = "", -1
-        self.ahead: AsyncResult[Sequence[Completion]] | None = None
+        self.ahead: Asked | None = None
         self.then: Callable[[], None] = lambda: None
         self._is_away = False
         self._thread = ThreadPool(1)  # ends with the process, whatever it waits for
@@ -127,15 +130,13 @@ class VllmServer:
 
         self.published, self.step = from_main(write), step
 
-    def begin(
-        self, requests: Sequence[Request], known: Sequence[Completion] = ()
-    ) -> "AsyncResult[Sequence[Completion]]":
+    def begin(self, requests: Sequence[Request], known: Sequence[Completion] = ()) -> Asked:
         """Ask for completions, unless they are known, and let ``wait`` return them."""
         return self._thread.apply_async(self._ask, [requests, known])
 
     def wait(
         self,
-        asked: "AsyncResult[Sequence[Completion]]",
+        asked: Asked,
         progress: Progress | None = None,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> Sequence[Completion]:

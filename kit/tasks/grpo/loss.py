@@ -55,6 +55,8 @@ class PolicyLoss(Objective):
     sampling corrects this mismatch: with ``vllm_importance_sampling_cap`` C each token's loss, without the KL, is
     multiplied by sg(min(old(o_it) / engine(o_it), C)); if its ratio is r_i, by that of the product over a completion.
     Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
+
+    With ``rollout_overlap`` the engine has the weights of a rollout before. Without a cap it is old then.
     """
 
     @property
