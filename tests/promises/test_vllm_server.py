@@ -131,8 +131,11 @@ def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, 
         ({"vllm_server_base_url": served(lacks="/v1/load_lora_adapter").url}, "--enable-lora"),
         (FULL | {"vllm_server_base_url": served(lacks="/weight_info").url}, "VLLM_SERVER_DEV_MODE=1 vllm serve"),
         ({"objective": "sft"}, "objective sft does not read it"),
-        ({"rollout_overlap": True, "vllm_server_base_url": None}, "rollout_overlap: given, but has no effect"),
-        ({"rollout_overlap": True, "tools": f"{ROOT}/recipes/tiny-tools/tools.py:price"}, "the next turn waits for"),
+        ({"rollout_overlap": True, "vllm_server_base_url": None}, "needs a vLLM server"),
+        (
+            {"rollout_overlap": True, "tools": f"{ROOT}/recipes/tiny-tools/tools.py:price"},
+            "completions of a single turn",
+        ),
         ({"rollout_overlap": True, "rollout_temperature": 0.5}, "log-probabilities before the temperature"),
     ):
         run = trained("refused", server.url, **changes)

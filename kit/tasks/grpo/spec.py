@@ -128,8 +128,7 @@ class GrpoSettings(BaseModel):
 
     rollout_overlap: bool = identity_option(
         False,
-        "grpo: the server generates the next rollout while a step trains, with the weights of before that step",
-        needs="vllm_server_base_url",
+        "grpo: a vLLM server generates the next rollout while a step trains, with the weights of before that step",
     )
 
     @property
@@ -206,10 +205,10 @@ RULES = (
         "leave it out; or vllm_importance_sampling_cap and rollout_overlap",
     ),
     Rule(
-        "rollout_overlap tools environment",
-        lambda r: r.rollout_overlap and r.has_tools,
-        "true with tools, whose results the next turn waits for",
-        "--rollout_overlap false",
+        "rollout_overlap vllm_server_base_url tools environment",
+        lambda r: r.rollout_overlap and (not r.vllm_server_base_url or r.has_tools),
+        "true, which needs a vLLM server, and completions of a single turn",
+        "--vllm_server_base_url http://HOST:PORT, without tools; or --rollout_overlap false",
     ),
     Rule(
         "kl_estimator policy_loss",
