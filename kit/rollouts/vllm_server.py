@@ -16,7 +16,6 @@ the worker's ``reload_weights``, and get their name by ``/update_weight_version`
 
 import itertools
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import TimeoutError as NotYet
@@ -36,7 +35,7 @@ from kit.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
 from kit.strategy.processes.rendezvous import from_main
 from kit.strategy.weights import gather_trainable, gather_whole
 from kit.system import durable
-from kit.system.console import Progress, is_main, say
+from kit.system.console import Progress, is_main
 from kit.system.errors import LateError, Problem, UserError
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 FOLDER = "published"  # in output_dir: the weights that the server reads
 MAX_REQUESTS = 128  # concurrent prompts
-MAX_ATTEMPTS = 5  # at one turn, if the server fails again and again
 BYTES_OF_TOKEN = 1 << 10  # of a response
 # The server would take missing values from the model's generation_config.json. With ignore_eos only stop_token_ids end
 # a completion. logprobs 0: those of the sampled tokens alone.
@@ -189,12 +187,7 @@ class VllmServer:
                 return [found[i] for i in range(len(requests))]
             except Gone as error:
                 self._loaded, self._is_away = "", True
-                why = f"{self._client.url} failed in a rollout: {error}"
-                if attempt == MAX_ATTEMPTS:
-                    raise LateError(Problem(FIELD, why, fix="the server's own log says why")) from None
-                say(f"{why}; asking again")
-                time.sleep(1)  # a server that is shutting down responds for a moment
-                self._client.wait(str(error))
+                self._client.recover(error, attempt)
                 self._is_away = False
         raise AssertionError
 
