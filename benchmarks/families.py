@@ -273,7 +273,9 @@ def reload(folder: Path, method: str) -> dict[str, Any]:
 _forked = multiprocessing.get_context("fork")
 
 
-def in_processes(function: Callable[..., dict[str, Any]], *args: Any, world: int = 1) -> dict[str, Any]:
+def in_processes(
+    function: Callable[..., dict[str, Any]], *args: Any, world: int = 1, seconds: int = SECONDS
+) -> dict[str, Any]:
     """Call ``function`` in ``world`` new processes. Returns what rank 0 returns, or ``refused`` or ``wrong``."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -285,7 +287,7 @@ def in_processes(function: Callable[..., dict[str, Any]], *args: Any, world: int
         ]
         for rank in ranks:
             rank.start()
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + seconds
         for rank in ranks:
             rank.join(max(0.1, deadline - time.monotonic()))
         hangs = any(rank.is_alive() for rank in ranks)
@@ -298,7 +300,7 @@ def in_processes(function: Callable[..., dict[str, Any]], *args: Any, world: int
             line for line in log.read_text(errors="replace").splitlines() if re.match(r"\S*(Error|Exception)", line)
         ]
         last = lines[-1] if lines else "no output"
-        return {"wrong": [f"no end within {SECONDS} s" if hangs else f"traceback: {_short(last, 120)}"]}
+        return {"wrong": [f"no end within {seconds} s" if hangs else f"traceback: {_short(last, 120)}"]}
 
 
 def _rank(rank: int, world: int, port: int, log: Path, answer: Path, function: Any, args: tuple[Any, ...]) -> None:
