@@ -298,6 +298,19 @@ SIMPLE = "{{ m['content'] }}<|im_end|>\n{% endfor %}" + PROMPT
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be kind"}
+# A user's tool, and calls as chatml writes them.
+ADDER = '''
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+'''
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
 
 
 def sample_of(row, **mapping):
