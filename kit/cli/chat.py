@@ -1,6 +1,7 @@
 """``kit chat``: chat with the model of a run, or with any other."""
 
 from kit.config.command_line import read_command_line
+from kit.data.chat.messages import read_kwargs
 from kit.system.console import Parser, announce_wait, show
 from kit.system.errors import Problem, UserError, raise_if
 
@@ -17,6 +18,7 @@ an adapter, or any model. The chat template and the stop tokens are those of the
   --top_p P          nucleus sampling: keep the most probable tokens with this total probability
   --tools FILE:F,G   functions that the model may call: results are shown, and given to it
   --environment FILE:CLASS   the same with the methods of an object for each conversation
+  --row JSON         the row of which reset gets the columns, such as '{"level": 3}'
 
 Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: the
 run's), --seed, --chat_template and --method qlora (a base in 4 bits). If the base model was moved, replace RUN by
@@ -36,6 +38,7 @@ def run(argv: list[str]) -> int:
     for switch in ("--base", "--plain"):
         parser.add_argument(switch, action="store_true")
     parser.add_argument("--image", action="append", default=[])
+    parser.add_argument("--row", default="{}")
     own, words = parser.parse_known_args(argv)
     given = {word.partition("=")[0].replace("-", "_") for word in words}
     if argv[0].startswith("-") and not {"__model_name_or_path", "__adapter_name_or_path"} & given:
@@ -56,10 +59,14 @@ def run(argv: list[str]) -> int:
     if recipe and recipe.has_tools and (own.image or own.plain):
         found = "not supported with --plain or --image: a chat template writes calls, and yet none about images"
         problems.append(Problem("--tools", found, fix="leave out --plain and --image"))
+    try:
+        row = read_kwargs("--row", own.row)
+    except UserError as error:
+        problems += error.problems
     raise_if(problems)
     assert recipe is not None
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")
     from kit.tools import chat
 
-    chat.talk(request, own.base, own.plain, own.image)
+    chat.talk(request, own.base, own.plain, own.image, row)
     return 0

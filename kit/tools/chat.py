@@ -7,10 +7,11 @@ chat template writes those before the next question. A damaged checkpoint is ref
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -130,15 +131,16 @@ class Conversation:
         messages: of the questions that were answered, and before them.
     """
 
-    def __init__(self, model: Opened, beginning: list[Message]) -> None:
-        """Show what the environment shows first. Raises ``UserError`` if it cannot start."""
+    def __init__(self, model: Opened, beginning: list[Message], row: Mapping[str, Any]) -> None:
+        """Show what the environment shows first, given a row. Raises ``UserError`` if it cannot start."""
         self.model, self.messages, self._beginning, self._observation = model, beginning, beginning, ""
-        self._played = model.tools.open((model.recipe.seed,), {}) if model.tools else None
+        self._played = model.tools.open((model.recipe.seed,), row) if model.tools else None
         if self._played:
             try:
                 self._observation = self._played.session.start()
             except ToolFailure as failure:
-                raise UserError("--environment", f"reset failed: {failure}", "a reset that needs no row") from None
+                fix = "--row JSON gives it columns"
+                raise UserError("--environment", f"reset failed: {failure}", fix=fix) from None
             if self._observation:
                 show(self._observation)
 
@@ -174,11 +176,18 @@ class Conversation:
             self._played.session.close()
 
 
-def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequence[str] = ()) -> None:
+def talk(
+    request: Request,
+    with_base: bool,
+    is_plain: bool,
+    image_files: Sequence[str] = (),
+    row: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Open the model, and answer until the input ends.
 
     Args:
         image_files: pictures that stand before the first question of each conversation.
+        row: for the ``reset`` of an environment.
 
     Raises:
         UserError: the model cannot be opened, has no chat template, no base, or reads no images; or a picture cannot be
@@ -195,7 +204,7 @@ def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequenc
         say("plain text: your text is the prompt; --chat_template sets a chat template")
 
     def begin() -> list[Conversation]:
-        return [Conversation(model, beginning) for model in models]
+        return [Conversation(model, beginning, row) for model in models]
 
     conversations = begin() if in_terminal else []
     for question in _typed() if in_terminal else (line.rstrip("\n") for line in sys.stdin):

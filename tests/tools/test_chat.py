@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import data_helpers
 import pytest
-from data_helpers import ADD, ADDER, COUNT, byte_level_tokenizer, write
+from data_helpers import byte_level_tokenizer, write
 from helpers import matrix, typed
 
 from kit.data.chat.template import resolve_template
@@ -84,9 +84,16 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
         assert status == 2 and says in said
 
 
-OWN = (
-    ADDER
-    + '''
+OWN = '''
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+
 class Counter:
     def reset(self, **row):
         self.calls = 0
@@ -104,7 +111,8 @@ class OfRows:
     def count(self):
         """Count."""
 '''
-)
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
 
 
 @pytest.fixture
@@ -115,7 +123,7 @@ def talked(recipe, tmp_path, monkeypatch):
     source = resolve_template(tokenizer, "chatml", None)
     opened = []
 
-    def talk(turns, environment="Counter"):
+    def talk(turns, environment="Counter", **row):
         own = f"{tmp_path}/own.py"
         settings = recipe(objective="grpo", tools=f"{own}:add", environment=f"{own}:{environment}", max_turns=3)
         tools = Tools(settings, source, tokenizer)
@@ -132,7 +140,7 @@ def talked(recipe, tmp_path, monkeypatch):
             return [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id], text
 
         monkeypatch.setattr(chat, "answer", answer)
-        return Conversation(model, []), prompts
+        return Conversation(model, [], row), prompts
 
     yield talk
     for each in opened:
@@ -156,6 +164,7 @@ def test_calls_are_made_and_shown_and_the_model_reads_their_results(talked, caps
     assert capsys.readouterr().out.endswith("count -> 5\n(max_turns 3)\n")
 
 
-def test_an_environment_that_needs_a_row_is_refused(talked):
+def test_an_environment_that_needs_a_row_is_refused_without_one(talked):
     with pytest.raises(UserError, match=r"--environment: reset failed: .*'route'"):
         talked([], "OfRows")
+    talked([], "OfRows", route=["Porto"])
