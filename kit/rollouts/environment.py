@@ -55,7 +55,7 @@ class Environment:
         self.rows: Any = prompts.data_rows(range(len(prompts))) if is_read else {}
         self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, cores_of_rank(), is_stopping)
         self.scored: list[tuple[Trajectory, Future[list[float | str]]]] = []
-        self._failures: Counter[str] = Counter()  # by reward
+        self._failures: Counter[str] = Counter()  # by reward, or ``reset``
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
         """Return a trajectory that begins with the prompt."""
@@ -101,7 +101,7 @@ class Environment:
     def say_failures(self, trajectories: Sequence[Trajectory]) -> None:
         """Say why rewards failed, once for each. Raises ``MetricError`` if no trajectory of a rollout has a reward."""
         failed = [
-            (key, why)
+            ("reset" if trajectory.outcome == "failed" else f"reward {key}", why)
             for trajectory in trajectories
             for key, why in zip(self.keys or ["environment"], trajectory.rewards, strict=False)
             if isinstance(why, str)
@@ -110,11 +110,11 @@ class Environment:
         self._failures.update(key for key, _ in failed)
         if failed and not any(np.isfinite(trajectory.reward) for trajectory in trajectories):
             raise MetricError(Problem("--rewards", f"no completion of this rollout has a reward: {failed[0][1]}"))
-        say(*(f"warning: reward {key} failed, its completion is dropped: {why}" for key, why in new.items()))
+        say(*(f"warning: {key} failed, its completion is dropped: {why}" for key, why in new.items()))
 
     def closing_notes(self) -> list[str]:
         """A line for each reward that failed."""
-        return [f"warning: reward {name} failed {count} times" for name, count in self._failures.items()]
+        return [f"warning: {name} failed {count} times" for name, count in self._failures.items()]
 
     def close(self) -> None:
         """Work on nothing more, after a rollout that ends early."""
