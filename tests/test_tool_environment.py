@@ -4,7 +4,7 @@ import time
 from contextlib import closing
 
 import pytest
-from data_helpers import ADD, ADDER, CALL, COUNT, byte_level_tokenizer, open_recipe_data, template_of, write
+from data_helpers import byte_level_tokenizer, open_recipe_data, template_of, write
 
 from kit.data.feed.data_ranks import Ranks
 from kit.preflight.tool_checks import try_environment
@@ -17,14 +17,21 @@ from kit.scoring.own_metric import MetricError
 from kit.system.console import progress
 from kit.system.errors import UserError
 
-OWN = (
-    ADDER
-    + '''
+OWN = '''
 import random, time
 
 def wait():
     """Wait."""
     time.sleep(60)
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
 
 class Counter:
     def reset(self, text, **row):
@@ -47,8 +54,9 @@ def judge(expected, answer, row, completion, environment):
     calls = [call["function"]["name"] for each in completion for call in each.get("tool_calls", [])]
     return float(f"{len(roles)}.{len(calls)}") + 100 * (expected == answer)
 '''
-)
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 FAILS = "fails"
+ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
 
 
 class Scripted:
@@ -123,6 +131,12 @@ def test_an_environment_that_cannot_start_is_refused_with_what_it_is_given(recip
     with pytest.raises(UserError, match="missing 1 required positional argument: 'text'") as raised:
         try_environment(settings, data.train, tokenizer)
     assert "the row's columns by name" in str(raised.value)
+    write(tmp_path / "own.jsonl", {"prompt": "Hi", "text": "cat"})
+    found = []
+    for rewards in (["json"], ["json", "environment"]):
+        asked = settings.model_copy(update={"rewards": rewards, "dataset_columns": {"text": "ignore"}})
+        found.append(try_environment(asked, open_recipe_data(asked, tokenizer).train, tokenizer))
+    assert "get_reward of --environment is not used" in found[0][0] and not found[1]
 
 
 def replied(*results):
@@ -191,7 +205,9 @@ def test_an_environment_that_cannot_start_leaves_its_row_out_with_the_reason(pla
 def test_an_environment_that_cannot_start_is_said_without_rewards(played, capsys):
     found, _, tools = played([[["3"]], [["3"]]], texts=("cat", "dog"), rewards=[])
     tools.say_failures(found)
-    assert "ValueError: no dogs" in capsys.readouterr().out
+    assert "warning: reset failed, its completion is dropped: reset: environment: ValueError: no dogs" in (
+        capsys.readouterr().out
+    )
     with pytest.raises(MetricError, match="no dogs"):
         tools.say_failures(found[1:])
 

@@ -218,7 +218,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         try_metrics(recipe, data.evaluation, tokenizer, data.chat_template)
     if recipe.rewards and checked.trains and not isinstance(data, Stream) and is_main():
         check_references("--rewards", recipe.rewards, data.train)
-        try_environment(recipe, data.train, tokenizer)
+        checked.notes += try_environment(recipe, data.train, tokenizer)
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 
 

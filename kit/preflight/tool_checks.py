@@ -28,14 +28,17 @@ def tool_schemas(recipe: "Recipe") -> list[dict[str, Any]]:
         return host.schemas()
 
 
-def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
+def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
     """Begin with the first row, and let the model write the expected answer alone, or ``ANY_ANSWER``.
+
+    Returns:
+        A line if it has a reward that is not asked for.
 
     Raises:
         UserError: ``reset`` or a reward fails.
     """
     if not recipe.environment:
-        return
+        return []
     row, expected = train.data_rows([0]).get(0), reference_of(tokenizer, train, 0)
     text = ANY_ANSWER if expected is None else expected
     written = [{"role": "assistant", "content": text}]
@@ -53,7 +56,11 @@ def try_environment(recipe: "Recipe", train: Samples, tokenizer: Any) -> None:
                 problems.append(
                     Problem("--rewards", f"failed after reset and the answer {text[:60]!r}: {found}", fix="correct it")
                 )
+        own = session.reward("environment", recipe.reward_timeout, attempt)
     raise_if(problems)
+    if "environment" in recipe.rewards or isinstance(own, str):
+        return []
+    return ["warning: get_reward of --environment is not used: --rewards environment, or more after a comma, does"]
 
 
 def check_tools(data: Data, tokenizer: Any, max_new_tokens: int) -> tuple[dict[str, int], list[str]]:
