@@ -113,7 +113,8 @@ RULES = (
             f"{name} objective",
             partial(lambda name, r: is_given(r, name) and r.objective not in takers(name), name),
             "objective {r.objective} does not read it",
-            f"leave it out, or put it under by_objective in a recipe; or --objective {' or '.join(takers(name))}",
+            f"leave it out{'' if name in ('tools', 'environment') else ', or put it under by_objective in a recipe'}; "
+            f"or --objective {' or '.join(takers(name))}",
         )
         for name in ObjectiveSettings.model_fields
         if takers(name)
