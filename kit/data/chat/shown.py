@@ -40,7 +40,7 @@ def check_extras(template: Template, messages: Messages, tools: Tools, supervise
     Reasoning counts only in the answers whose numbers are in ``supervised``.
     """
     if tools and "tools" not in template.variables:
-        raise template.refusal("the template does not use tools, and this sample lists some", WITH_TOOLS)
+        raise template.refusal("the template does not use tools, and some are listed", WITH_TOOLS)
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
             raise template.refusal(f"messages[{i}]: the template does not use tool_calls", WITH_TOOLS)
