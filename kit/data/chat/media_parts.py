@@ -1,6 +1,6 @@
-"""Where images stand in messages. Pure: reads no file.
+"""Where images and sounds stand in messages. Pure: reads no file.
 
-In a text an image is a character of ``MARKS``. A sample with media has them in the key ``media``, in the order of these
+In a text each is a character of ``MARKS``. A sample with media has them in the key ``media``, in the order of these
 characters: each is its kind, and a path or the content of a file.
 """
 
@@ -8,6 +8,7 @@ import base64
 import binascii
 import json
 import re
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,14 +18,15 @@ from kit.data.media import MediaKind
 from kit.system.errors import UserError, kind
 
 # Noncharacters, which no text holds, like the marks of ``kit.data.chat.sandbox``.
-MARKS: dict[MediaKind, str] = {"image": "\ufdd2"}
-IMAGE = MARKS["image"]
+MARKS: dict[MediaKind, str] = {"image": "\ufdd2", "audio": "\ufdd3"}
 _MARKED = re.compile(f"([{''.join(MARKS.values())}])")
 _KINDS = {mark: kind for kind, mark in MARKS.items()}
-WORDS: dict[MediaKind, str] = {"image": "<image>"}  # in the texts of LLaMA-Factory, ms-swift and others, with a column
-MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image"}
+# In the texts of LLaMA-Factory, ms-swift and others, with a column.
+WORDS: dict[MediaKind, str] = {"image": "<image>", "audio": "<audio>"}
+MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "audio": "audio"}
 # The types of the parts of a message: transformers' and Anthropic's, OpenAI's.
 TYPES: dict[Any, MediaKind] = dict.fromkeys(("image", "image_url", "input_image"), "image")
+TYPES |= dict.fromkeys(("audio", "audio_url", "input_audio"), "audio")
 Reference = str | bytes
 _MAX_PATH = 4096  # characters: Linux opens none that is longer
 _EXPECTED = "a path, a data: URI, or an object with bytes or path"
@@ -52,13 +54,15 @@ def parts_of(text: str) -> list[dict[str, str]]:
 
 
 def reference(where: str, value: Any) -> Reference:
-    """Return the path, or the content, of an image as one of the known formats gives it. Raises ``UserError``."""
+    """Return the path, or the content, of a file as one of the known formats gives it. Raises ``UserError``."""
     if isinstance(value, dict):
+        if value.get("array") is not None:  # of ``datasets``
+            return as_wav(value["array"], value.get("sampling_rate"), where)
         if value.get("type") == "base64" and isinstance(value.get("data"), str):  # Anthropic's source
             return _decoded(where, value["data"])
-        key = next((key for key in ("bytes", "base64", "path", "url", "image") if value.get(key)), "")
+        key = next((key for key in ("bytes", "base64", "data", "path", "url", "image", "audio") if value.get(key)), "")
         given = value.get(key)
-        if isinstance(given, str) and key in ("bytes", "base64"):
+        if isinstance(given, str) and key in ("bytes", "base64", "data"):
             return _decoded(where, given)
         return reference(where, None if isinstance(given, dict) else given)
     if isinstance(value, bytes) and value:
@@ -86,22 +90,32 @@ def _decoded(where: str, text: str) -> bytes:
         raise UserError(where, "not base64", _EXPECTED) from None
 
 
-_OF_IMAGE = ("image_url", "source", "image", "path", "url", "base64")
-_NEEDLESS = (
-    "type",
-    "detail",
-    "mime_type",
-    "media_type",
-    "cache_control",
-)  # the size in which it is seen is the model's
+def as_wav(array: Any, rate: Any, where: str = "") -> bytes:
+    """Return samples of one channel as the content of a WAV file. Equal samples are equal files.
+
+    Raises ``UserError`` if they are none.
+    """
+    if type(rate) is not int or not 0 < rate < 1 << 31:
+        raise UserError(f"{where}.sampling_rate", repr(rate)[:80], "a rate in Hz")
+    try:
+        data = struct.pack(f"<{len(array)}f", *array)
+    except (struct.error, TypeError, OverflowError):
+        raise UserError(f"{where}.array", "not a list of numbers", "the samples of one channel") from None
+    header = struct.pack("<4sIHHIIHH4sI", b"fmt ", 16, 3, 1, rate, 4 * rate & 0xFFFFFFFF, 4, 32, b"data", len(data))
+    return struct.pack("<4sI4s", b"RIFF", 4 + len(header) + len(data), b"WAVE") + header + data
+
+
+_HOLDERS = ("image_url", "input_audio", "audio_url", "source", "image", "audio", "path", "url", "base64")
+# The size in which an image is seen is the model's.
+_NEEDLESS = ("type", "detail", "mime_type", "media_type", "cache_control")
 
 
 def part_of(where: str, part: Mapping[str, Any]) -> Reference | None:
-    """Return the image of a part of a message; None if it only says where one of the column ``images`` stands."""
-    unknown = [key for key, value in part.items() if value and key not in (*_OF_IMAGE, *_NEEDLESS)]
+    """Return the file of a part of a message; None if it only says where one of a column stands."""
+    unknown = [key for key, value in part.items() if value and key not in (*_HOLDERS, *_NEEDLESS)]
     if unknown:
-        raise UserError(where, f"the key {unknown[0]!r} of an image, which is not read", "a part without it")
-    given = [part[key] for key in _OF_IMAGE if part.get(key)]
+        raise UserError(where, f"the key {unknown[0]!r} of an image or a sound, which is not read", "a part without it")
+    given = [part[key] for key in _HOLDERS if part.get(key)]
     if not given:
         return None
     return reference(where, {"base64": given[0]} if given[0] is part.get("base64") else given[0])

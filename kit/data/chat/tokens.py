@@ -80,9 +80,10 @@ class Encoded:
 
 
 class MediaCodec(Protocol):
-    """Makes placeholders in a text, and inputs of encoders (``kit.model.media.codec.MediaInputs``)."""
+    """Makes placeholders in a text, and inputs of encoders (``kit.model.media.open.ModelMedia``)."""
 
-    tokens: dict[MediaKind, str]  # what a chat template writes for an image
+    tokens: dict[MediaKind, str]  # what a chat template writes for each kind that the model reads
+    problems: dict[MediaKind, Problem]  # of a row with another kind
     placeholder_ids: frozenset[int]  # tokens in whose places the model puts features
 
     @property
@@ -104,6 +105,12 @@ class MediaCodec(Protocol):
 
     def ids(self, text: str) -> frozenset[int]:
         """Return the ids of the added tokens in that text."""
+
+    def only(self, kinds: set[MediaKind]) -> "MediaCodec":
+        """Return the codec of data that have no other kinds, in which no other encoder need run."""
+
+    def __or__(self, other: Any) -> "MediaCodec":
+        """Return the codec of data with the kinds of both."""
 
     def example(self, seed: int) -> tuple[list[int], Any]:
         """Return the ids that stand for a picture of random colours, and this picture."""

@@ -13,19 +13,23 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kit.data.chat.formats import IGNORED, Format, opened
+from kit.data.chat.media_parts import MEDIA_COLUMNS
 from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_message
 from kit.system.errors import Problem
 
-_MEDIA = "media other than text and images, which are not supported"
-_IMAGES = "images that are not read here; map the column to images, which goes with conversations, or with output alone"
-_IMAGE = "an image that is not read here; write it as a part of the content, or into a column images"
+_MEDIA = "media other than text, images and audio, which are not supported"
+_UNREAD = (
+    "images or audio that are not read here; map the column to images or audio, which go with conversations, or with "
+    "output alone"
+)
+_PART = "an image or a sound that is not read here; write it as a part of the content, or into a column images or audio"
 _WEIGHT = "a loss weight; give assistant messages a train or weight"
 _MASK = "a loss mask, and only whole messages can be masked; give them a train or weight"
 _SYSTEM = "a system prompt; map it to system, which goes with conversations, and with instruction and output"
 _TOOLS = "tools of the assistant; map it to tools, which goes with messages and conversations"
 _HISTORY = "earlier turns; map it to history, which goes with instruction and output"
 _CONTEXT = "more text for the question; map it to input, which goes with instruction and output"
-_ASKED = "a question about an image; map it to instruction, which goes with output"
+_ASKED = "a question about an image or a sound; map it to instruction, which goes with output"
 _DOCUMENTS = "documents that a chat template would put into the prompt; write them into the messages"
 _CALLS = "tool calls; write them as the tool_calls of an assistant message"
 _REASONING = f"the reasoning of an answer; write it as {REASONING[0]}, of a message or with instruction and output"
@@ -41,8 +45,8 @@ def _by_name(named: Mapping[str, str]) -> dict[str, str]:
 
 COLUMNS = _by_name(
     {
-        _IMAGES: "image images file_name",
-        _MEDIA: "video videos audio audios pixel_values",
+        _UNREAD: "image images audio audios file_name",
+        _MEDIA: "video videos pixel_values",
         _WEIGHT: "train training weight loss_weight sample_weight loss_scale loss_multiplier",
         _MASK: "mask attention_mask loss_mask completion_mask response_mask assistant_masks token_mask labels",
         _LABEL: "label kto_tag",
@@ -62,18 +66,18 @@ COLUMNS = _by_name(
 # Keys of messages, in lower case without underscores: ``toolCalls`` and ``tool_calls`` are one.
 MESSAGE_KEYS = _by_name(
     {
-        _IMAGE: "image images imageurl",
-        _MEDIA: "video videos videourl audio audios audiourl inputaudio files attachments",
+        _PART: "image images imageurl audio audios audiourl inputaudio",
+        _MEDIA: "video videos videourl files attachments",
         _WEIGHT: "loss lossweight lossscale lossmask steplossmask train training trainable weight label",
         _MASK: "mask masked tokenmask tokenweights traindetail trainingdetail",
         _REASONING: "thought thoughts cot chainofthought thinkingblocks reasoningdetails reasoningtext toolplan",
         _CALLS: "toolcall toolcalls tooluse toolresult functioncalls tooluseid callid channel recipient",
     }
 )
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".ogg")
 # The meanings that also matter in rows of texts, and in rows of ids.
-_OF_TEXT = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
-_OF_IDS = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _PACKED))
+_OF_TEXT = frozenset((_MEDIA, _UNREAD, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
+_OF_IDS = frozenset((_MEDIA, _UNREAD, _WEIGHT, _MASK, _PACKED))
 
 
 def read_keys(ignored: Collection[str]) -> list[str]:
@@ -109,7 +113,7 @@ class Unused:
         harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
         harmless |= set() if is_demonstration else {_LABEL}
         harmless |= {_LABEL, _WEIGHT, _MASK, _REASONING} if format.are_prompts else set()
-        harmless |= {_ASKED} if first != "images" else set()
+        harmless |= {_ASKED} if first not in MEDIA_COLUMNS else set()
         self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, frozenset(COLUMNS.values()) - harmless)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
@@ -153,7 +157,7 @@ def _changes(meaning: str, column: str, value: Any) -> bool:
     values = _flat(value)
     if column == "labels":
         return IGNORED in values
-    if column == "file_name":  # of datasets' imagefolder
+    if column == "file_name":  # of datasets' imagefolder and audiofolder
         return any(str(each).lower().endswith(_ENDINGS) for each in values)
     if meaning in (_WEIGHT, _MASK):
         return not all(map(_is_one, values))

@@ -55,11 +55,11 @@ class MicroBatch:
     per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
     per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S, ...] each
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
-    # If the data have images: the inputs of the vision tower, by the names of its arguments, and what it needs per
-    # token. Without an image in the rows, the tower encodes a dummy image, so that every rank runs it.
+    # If the data have images or audio: the inputs of the encoders, by the names of their arguments, and what the
+    # decoder needs per token. An encoder for which the rows have nothing gets a dummy, so that every rank runs it.
     encoder_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    dummy_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     token_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    num_media: int = 0
 
     @property
     def max_seq_len(self) -> int | None:
@@ -84,7 +84,7 @@ class MicroBatch:
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors."""
         own = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        named = (self.per_sequence, self.per_target, self.encoder_inputs, self.token_inputs)
+        named = (self.per_sequence, self.per_target, self.encoder_inputs, self.dummy_inputs, self.token_inputs)
         return [*own, *chain.from_iterable(each.values() for each in named)]
 
     def with_per_sequence(self, **values: torch.Tensor) -> "MicroBatch":
@@ -110,9 +110,9 @@ class MicroBatch:
             "target_positions": self.target_positions,
             "targets": self.targets,
         }
-        of_media: dict[str, Any] = dict(self.token_inputs)
-        if self.encoder_inputs:
-            of_media |= self.encoder_inputs if self.num_media else {"dummy_media": self.encoder_inputs}
+        of_media: dict[str, Any] = self.token_inputs | self.encoder_inputs
+        if self.dummy_inputs:
+            of_media["dummy_media"] = self.dummy_inputs
         if self.cu_seq_lens is None:
             return inputs | {"attention_mask": self.attention_mask} | of_media
         inputs |= {

@@ -1,6 +1,7 @@
 """Rows for SFT and distillation: conversations, prompt-completion, texts, and token ids."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from kit.data.chat.formats import IGNORED, MAX_ID, Format, Sample, template_inputs
@@ -60,10 +61,11 @@ def question(values: Mapping[str, Any]) -> list[Message]:
     return [*system_message(values), *_history(values), asked]
 
 
-def _from_images(values: Mapping[str, Any]) -> Sample:
-    """Answers to pictures alone, such as captions."""
-    if not values["images"]:
-        raise UserError("images", "none", "an image, which output describes")
+def _from_media(column: str, values: Mapping[str, Any]) -> Sample:
+    """Answers to pictures or sounds alone, such as captions and transcripts."""
+    if not values[column]:
+        expected = "an image" if column == "images" else "a sound"
+        raise UserError(column, "none", f"{expected}, which output describes")
     answer = {"role": "assistant", "content": check_text("output", values["output"])}
     return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}
 
@@ -116,7 +118,10 @@ class AnswerRows(RowKind):
         ),
         Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
         Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
-        Format(("images", "output"), _from_images, optional=("system",), is_chat=True),
+        *(
+            Format((column, "output"), partial(_from_media, column), optional=("system",), is_chat=True)
+            for column in MEDIA_COLUMNS
+        ),
     )
     objective = "--objective sft takes answers to imitate"
     is_demonstration = True

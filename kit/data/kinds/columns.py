@@ -24,11 +24,12 @@ ALIASES = {
     "instruction": "question query prompt problem input user human source article document",
     "input": "context",
     "output": "attempt deepseek_attempt deepseek_solution generated_solution response completion solution answer reply "
-    "assistant target summary highlights caption captions answers label text",
+    "assistant target summary highlights caption captions transcript transcription sentence answers label text",
     "system": "system_prompt system_message",
     "reasoning_content": "thinking thinking_trajectories deepseek_thinking_trajectory deepseek_reasoning complex_cot "
     "chain_of_thought cot rationale",
     "images": "image img picture photo file_name image_path image_file",
+    "audio": "audios sound speech wav audio_path audio_file",
     "text": "content document article body sentence code story",
     "chosen": "chosen_response response_chosen accepted preferred preferred_output better winner response_j",
     "rejected": "rejected_response response_rejected dispreferred non_preferred_output worse loser response_k",
@@ -114,8 +115,9 @@ def choose_fields(
         if ours not in fields:
             found = f"{ours} does not go with {' and '.join(fields)}"
             fix = "leave it out"
-            if ours == "images" and "text" in fields:
-                fix = f"{columns_flag({theirs: ours, fields['text']: 'output'})}: the text is the answer to the picture"
+            if ours in MEDIA_COLUMNS and "text" in fields:
+                flag = columns_flag({theirs: ours, fields["text"]: "output"})
+                fix = f"{flag}: the text is the answer to the {MEDIA_COLUMNS[ours]}"
             raise UserError(f"dataset_columns {theirs}={ours}", found, "fields of one format", fix)
     return fields
 

@@ -17,12 +17,13 @@ from typing import Any
 import xxhash
 
 from kit.data.media import Media, MediaKind
-from kit.data.read import image_files
+from kit.data.read import audio_files, image_files
 from kit.data.read.compressed import type_and_message
 from kit.system.errors import UserError
 
 MAX_BYTES = 1 << 26
-_FILES: dict[MediaKind, Any] = {"image": image_files}  # modules with ``decoded``, ``size_of`` and ``EXPECTED``
+# Modules with ``decoded``, ``size_of`` and ``EXPECTED``.
+_FILES: dict[MediaKind, Any] = {"image": image_files, "audio": audio_files}
 
 
 def find(path: str, folder: str) -> Path:
@@ -31,7 +32,7 @@ def find(path: str, folder: str) -> Path:
     target = os.path.realpath(os.path.join(root, path))
     if not target.startswith(root.rstrip("/") + "/"):
         found = f"not below {folder or '.'}"
-        fix = "--media_folder with the folder of all images, to which their paths are relative"
+        fix = "--media_folder with the folder of all media, to which their paths are relative"
         raise UserError("", found, "a file below it: the run reads no other files", fix)
     return Path(target)
 
@@ -65,7 +66,7 @@ def inspect(kind: MediaKind, given: str | bytes, folder: str) -> Media:
 
 
 def decoded(media: Media, folder: str) -> Any:
-    """Decode what ``inspect`` has returned: an image as a ``PIL.Image``.
+    """Decode what ``inspect`` has returned: an image as a ``PIL.Image``, a sound as ``audio_files.Sound``.
 
     Raises:
         UserError: it is another one than before. ``Problem.where`` is empty.
@@ -80,7 +81,9 @@ def decoded(media: Media, folder: str) -> Any:
 
 
 def small(media: Media, folder: str, side: int) -> str:
-    """Return a JPEG of at most ``side`` x ``side`` pixels as a data: URI; empty if an image cannot be decoded."""
+    """Return a JPEG of at most ``side`` x ``side`` pixels as a data: URI; empty if there is none to make."""
+    if media.kind != "image":
+        return ""
     try:
         return image_files.as_jpeg(decoded(media, folder), side)
     except UserError:

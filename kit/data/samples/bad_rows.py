@@ -18,7 +18,7 @@ LOSSES = {
     "num_truncated": "truncated at {} tokens",
     "num_split": "chunked into pieces of {} tokens",
     "num_dropped_long": "left out: longer than {} tokens",
-    "num_dropped_media": "left out: longer than {} tokens, and with images, which are never truncated",
+    "num_dropped_media": "left out: longer than {} tokens, and with images or audio, which are never truncated",
     "num_dropped_unsupervised": "dropped: nothing supervised left",
 }
 MAX_UNUSED = 10  # columns in a note

@@ -36,7 +36,7 @@ from kit.system.errors import Problem, UserError
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 15
 AFTER_ANSWERS = "turns after the last answer are left out"
-NO_MEDIA = Problem("images", "this model does not accept images")
+NO_MEDIA = Problem("images", "given, but this model does not accept images")
 REWRITTEN = "the chat template rewrites earlier turns, so these answers have no prompt in common"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 
@@ -199,7 +199,7 @@ class Encoder:
                     found, expected = f"{num_tokens} tokens", f"at most {self.max_length}"
                     piece.problems.append(Problem(source.origin(*place), found, expected, fix))
                     continue
-                if is_long and sequences[0].num_media:  # an image is never cut
+                if is_long and sequences[0].num_media:  # neither images nor sounds are cut
                     piece.counts["num_dropped_media"] += 1
                     continue
                 shown = media[: sequences[0].num_media]
@@ -215,13 +215,17 @@ class Encoder:
         """Replace the media of a sample by what is known of their files. Returns their problems."""
         if "media" not in sample:
             return []
+        columns = {kind: column for column, kind in MEDIA_COLUMNS.items()}
         if self.media is None:
-            return [self.no_media]
+            column = columns[sample["media"][0][0]]
+            where, text = (each.replace("images", column) for each in (self.no_media.where, self.no_media.found))
+            return [replace(self.no_media, where=where, found=text)]
         folder = self.settings.media_folder or part.folder
         problems: list[Problem] = []
         found: list[Media] = []
-        columns = {kind: column for column, kind in MEDIA_COLUMNS.items()}
         for i, (kind, given) in enumerate(sample["media"]):
+            if kind in self.media.problems:
+                return [self.media.problems[kind]]
             try:
                 found.append(inspect(kind, given, folder))
                 self.media.texts(found[-1:])
@@ -334,8 +338,8 @@ def _wrong_placeholders(
         wanted = sum(map(placeholders.count, placeholders.texts(media[: encoded.num_media])))
         found = sum(map(placeholders.placeholder_ids.__contains__, encoded.input_ids))
         if found != wanted:
-            text = f"{found} placeholders in its tokens, for {wanted} features of its images"
-            return Problem("", text, "only those of its images: the text itself contains such a token")
+            text = f"{found} placeholders in its tokens, for {wanted} features of its images and sounds"
+            return Problem("", text, "only those of its media: the text itself contains such a token")
         first = next((i for i, weight in enumerate(encoded.weights) if i and weight), 0)
         if not are_demonstrations and first and not placeholders.placeholder_ids.isdisjoint(encoded.input_ids[first:]):
             return Problem("images", "one after the first answer", "all in the prompt, before the answers")

@@ -4,7 +4,8 @@ import pickle
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
@@ -123,7 +124,8 @@ class Samples(Table):
         columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
         of_stores = np.array(range(len(sizes)) if dataset_ids is None else dataset_ids, np.int16)
         super().__init__(columns, self._chosen(np.repeat(of_stores, sizes)), stores[0].kind)
-        self.media_codec = next((store.media for store in stores if store.media), None)
+        codecs = [store.media for store in stores if store.media]
+        self.media_codec = reduce(or_, codecs) if codecs else None
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from kit.data.media import KINDS
 from kit.data.read.blocks import Block
 from kit.data.read.media_files import stamp_of
 from kit.data.read.sources import read_blocks
@@ -72,7 +73,8 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     if has_media:
         key = digest(full_key, arrays["media"]["digest"].tolist())
     fingerprint = digest(key, info["skipped_at"]) if info["skipped_at"] else key
-    media = encoder.media if has_media else None
+    kinds = {KINDS[each] for each in np.unique(arrays["media"]["kind"])} if has_media else set()
+    media = encoder.media.only(kinds) if encoder.media and has_media else None
     about = dataset.source, dataset.entry.name, encoder.kind, arrays, info
     return Store(*about, fingerprint, partial(encoder.prompt, dataset), media, media_folder)
 

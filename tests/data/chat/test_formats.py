@@ -8,9 +8,11 @@ from data_helpers import ANSWER, SYSTEM, USER, converted, made, problems_of, sam
 from helpers import ROOT
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.data.chat.media_parts import IMAGE
+from kit.data.chat.media_parts import MARKS
 from kit.data.kinds.columns import choose_fields
 from kit.data.kinds.kinds import KINDS
+
+IMAGE = MARKS["image"]
 
 ADD = {"type": "function", "function": {"name": "add"}}
 

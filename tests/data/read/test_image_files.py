@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image as pil
 
-from kit.data.chat.media_parts import IMAGE
+from kit.data.chat.media_parts import MARKS
 from kit.data.kinds.preference import PreferenceRows
 from kit.data.read import media_files
 from kit.data.read.media_files import decoded, inspect
 from kit.system.errors import UserError
+
+IMAGE = MARKS["image"]
 
 COLOURS = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3  # height 6, width 4
 

@@ -100,9 +100,8 @@ def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, token
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
 def test_a_column_that_would_change_the_training_stops_the_start(name, tmp_path, tokenizer):
     write_any(name, [row | {"videos": [f"{i}.mp4"] if i > 2 else []} for i, row in enumerate(pairs(6))])
-    with pytest.raises(
-        UserError, match=r"videos: media other than text and images, which are not supported \(at train.* and 2 more\)"
-    ):
+    found = "media other than text, images and audio, which are not supported"
+    with pytest.raises(UserError, match=rf"videos: {found} \(at train.* and 2 more\)"):
         open_all(tokenizer, dataset=name)
     ignoring = open_all(tokenizer, dataset=name, dataset_columns="videos=ignore")
     assert len(ignoring.train) == 6
