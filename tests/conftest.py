@@ -160,6 +160,14 @@ def build(model_folder):
 
 
 @pytest.fixture(scope="session")
+def audio_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a random model of a family that hears sounds, once: ``audio_model("qwen2_audio")``."""
+    from audio_models import make_audio_model
+
+    return cache(lambda family: make_audio_model(family, tmp_path_factory.mktemp(family)))
+
+
+@pytest.fixture(scope="session")
 def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes a random model of a family that reads images, once: ``vision_model("qwen2_vl")``."""
     from vision_models import make_vision_model

@@ -118,7 +118,7 @@ class RandomSamples(Table):
         tower = shape_of(config.to_dict(), "simulated").tower
         assert tower
         inputs = encoder_inputs(config, tower, rows, self.image_tokens)
-        return {"encoder_inputs": inputs, "token_inputs": token_inputs(config, input_ids.shape), "num_media": rows}
+        return {"encoder_inputs": inputs, "token_inputs": token_inputs(config, input_ids.shape)}
 
     def origin(self, i: int) -> str:
         """Return a name for sample ``i``."""

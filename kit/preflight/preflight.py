@@ -33,7 +33,7 @@ from kit.model.build import (
 from kit.model.layers.attention import describe_long_rows
 from kit.model.layers.compile import check_compile
 from kit.model.layers.sequence_parallel import sequence_problems
-from kit.model.media.codec import MediaInputs, open_media
+from kit.model.media.open import ModelMedia, open_media
 from kit.model.pretrained.dequantise import describe_dequantised
 from kit.model.pretrained.heads import pad_with, template_beside
 from kit.model.pretrained.tokenizer import open_tokenizer
@@ -255,7 +255,7 @@ def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:
         check_disk(recipe, topology, checked.config, data.total_steps(recipe))
 
 
-def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[MediaInputs | None, Problem]:
+def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[ModelMedia | None, Problem]:
     """What makes pixels of images; or None, and the problem of a row that has one.
 
     Raises ``UserError`` if the recipe says how large images are, and there is nothing that makes any.

@@ -14,7 +14,7 @@ from kit.data.chat.template import Jinja, Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.model.adapters.adapter import adapters_off
 from kit.model.build import build_meta_model, check_model, num_positions, open_config
-from kit.model.media.codec import MediaInputs, open_media
+from kit.model.media.open import ModelMedia, open_media
 from kit.model.pretrained.heads import head_of
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.rollouts.tools.tool_environment import Tools
@@ -41,7 +41,7 @@ class Opened:
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
     recipe: Recipe
-    media: MediaInputs | None = None  # None: it reads none, or none was asked for
+    media: ModelMedia | None = None  # None: it reads none, or none was asked for
     tools: Tools | None = None
     aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 

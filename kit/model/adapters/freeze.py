@@ -1,8 +1,8 @@
 """What trains, or gets adapters, chosen by patterns on parameter names.
 
 A pattern is a name with ``*``, ``?`` and ``[0-9]``, where ``*`` also stands for dots: ``model.layers.[0-9].*``.
-A tied weight has several names, and is chosen by any of them. ``vision``, ``projector`` and ``language`` stand for the
-parts of a vision-language model. Without their names what is not language stays frozen.
+A tied weight has several names, and is chosen by any of them. ``vision``, ``audio``, ``projector`` and
+``language`` stand for the parts of a multimodal model. Without their names what is not language stays frozen.
 """
 
 import re
@@ -13,8 +13,8 @@ from kit.config.settings.method import MethodSettings
 from kit.model.adapters.reach import unreached_parts
 from kit.system.errors import Problem, did_you_mean
 
-PARTS = ("vision", "projector", "language")
-# Projectors from a vision tower to the language model, in or next to the tower.
+PARTS = ("vision", "audio", "projector", "language")
+# Projectors from an encoder to the language model, in or next to the tower.
 _PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_modal|aligner)\w*(\.|$)")
 
 
@@ -57,9 +57,9 @@ def trained_encoders(model: Any, settings: MethodSettings) -> set[int]:
     These are parts that ``train_only`` names. Without it, adapters there too: they were asked for by name.
     """
     if settings.method == "full" or settings.train_only:
-        return _matched_parameters(model, [name for name in settings.train_only or [] if name in PARTS[:2]])
+        return _matched_parameters(model, [name for name in settings.train_only or [] if name in PARTS[:3]])
     parts = parts_of(model)
-    return {id(p) for name, p in model.named_parameters() if p.requires_grad and parts.get(name) in PARTS[:2]}
+    return {id(p) for name, p in model.named_parameters() if p.requires_grad and parts.get(name) in PARTS[:3]}
 
 
 def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
@@ -77,8 +77,10 @@ def parts_of(model: Any) -> dict[str, str]:
     if model.config.get_text_config() is model.config:
         return {}
     towers = tuple(f"{name}." for name in unreached_parts(model))
+    has_vision = hasattr(model.config, "vision_config")
     parts = {}
     for name, _ in model.named_parameters(remove_duplicate=False):
-        of_tower = "projector" if _PROJECTOR.search(name) else "vision"
+        encoder = "vision" if has_vision and "audio" not in name else "audio"
+        of_tower = "projector" if _PROJECTOR.search(name) else encoder
         parts[name] = of_tower if f"{name}.".startswith(towers) else "language"
     return parts

@@ -375,8 +375,7 @@ class _ModelLosses:
             return change
 
         def changed(embeddings: torch.Tensor) -> torch.Tensor:
-            seen = self._decoder.get_image_features(**dummy, return_dict=True)
-            features = tree_leaves([seen.pooler_output, getattr(seen, "deepstack_features", None)])
+            features = tree_leaves(_features(self._decoder, dummy))
             zero = 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
             embeddings = embeddings if change is None else change(embeddings)
             return embeddings + zero.to(embeddings.dtype)
@@ -529,6 +528,20 @@ def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, plain)
+
+
+def _features(decoder: Any, inputs: dict[str, Any]) -> list[Any]:
+    """What the encoders make of inputs for images, and of those for audio, whose names have "feature"."""
+    heard = {name: value for name, value in inputs.items() if "feature" in name}
+    features: list[Any] = []
+    if images := {name: value for name, value in inputs.items() if name not in heard}:
+        seen = decoder.get_image_features(**images, return_dict=True)
+        features += [seen.pooler_output, getattr(seen, "deepstack_features", None)]
+    if heard and hasattr(decoder, "get_audio_features"):
+        features.append(decoder.get_audio_features(**heard, return_dict=True).pooler_output)
+    elif heard:  # Qwen2-Audio has no function for it
+        features.append(decoder.multi_modal_projector(decoder.audio_tower(**heard).last_hidden_state))
+    return features
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.

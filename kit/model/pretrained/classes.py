@@ -6,8 +6,12 @@ Promises: a checkpoint that reads images or audio too is opened whole, by the cl
 
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+)
 
 from kit.model.pretrained.heads import class_of_head
 
@@ -23,6 +27,8 @@ VISION_LANGUAGE_FAMILIES = frozenset(
     video_llava vipllava
     """.split()
 )
+# Families of models of text and audio.
+AUDIO_FAMILIES = frozenset("glmasr granite_speech granite_speech_plus qwen2_audio qwen3_asr voxtral".split())
 
 
 def auto_class(config: Any) -> Any:
@@ -33,15 +39,13 @@ def auto_class(config: Any) -> Any:
     """
     if of_head := class_of_head(config):
         return of_head
-    whole = _class_of_images(config)
-    if whole is None or config.model_type not in VISION_LANGUAGE_FAMILIES:
+    whole = _whole_class(config)
+    if whole is None or config.model_type not in VISION_LANGUAGE_FAMILIES | AUDIO_FAMILIES:
         return AutoModelForCausalLM
-    is_named = whole.__name__ in (config.architectures or ())
-    return (
-        AutoModelForImageTextToText
-        if is_named or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-        else AutoModelForCausalLM
-    )
+    if whole.__name__ not in (config.architectures or ()) and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if reads_images else AutoModelForMultimodalLM
 
 
 def model_class(config: Any) -> Any:
@@ -50,13 +54,14 @@ def model_class(config: Any) -> Any:
 
 
 def why_no_text(config: Any) -> str:
-    """Return why a vision-language model cannot be trained on text; empty if it can, or if it is text-only."""
+    """Return why a multimodal model cannot be trained on text; empty if it can, or if it is text-only."""
     brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    whole = _class_of_images(config)
+    whole = _whole_class(config)
     if whole is None or brings_class or model_class(config) is not None:
         return ""
-    return f"a {whole.__name__}, a vision-language model that was not tested on text"
+    kind = "vision-language" if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else "multimodal"
+    return f"a {whole.__name__}, a {kind} model that was not tested on text"
 
 
-def _class_of_images(config: Any) -> Any:
-    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+def _whole_class(config: Any) -> Any:
+    return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)

@@ -71,7 +71,7 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
     media = None
     if reads_images:
         from kit.model.build import build_meta_model, open_config
-        from kit.model.media.codec import open_media
+        from kit.model.media.open import open_media
 
         config = open_config(recipe)
         media = open_media(recipe, recipe, config, build_meta_model(recipe, config), tokenizer)

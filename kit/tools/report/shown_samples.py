@@ -112,8 +112,10 @@ def _with_pictures(part: Part, ids: np.ndarray, codec: MediaCodec, media: Sequen
             tokens.append(token)
             continue
         if not num_seen:
-            height, width = media[k][0].size
-            tokens.append(Token(f"[image {width} x {height}: {left[k]} tokens]", 0.0, True, small(*media[k], SIDE)))
+            own = media[k][0]
+            first, second = own.size
+            size = f"{second} x {first}" if own.kind == "image" else f"{first / second:.2f} s"
+            tokens.append(Token(f"[{own.kind} {size}: {left[k]} tokens]", 0.0, True, small(*media[k], SIDE)))
         num_seen += 1
         if num_seen == left[k]:
             k, num_seen = k + 1, 0
