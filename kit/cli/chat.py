@@ -2,16 +2,18 @@
 
 from kit.config.command_line import read_command_line
 from kit.data.chat.messages import read_kwargs
+from kit.data.media import KINDS
 from kit.system.console import Parser, announce_wait, show
 from kit.system.errors import Problem, UserError, raise_if
 
 HELP = "chat with the model of a run, and with its base model for comparison"
-USAGE = """usage: kit chat RUN [--image FILE] [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
+USAGE = """usage: kit chat RUN [--image FILE] [--audio FILE] [--base] [--plain] [--temperature T] [--flag value ...]
 
 Chat with the model of a run, and with its base model for comparison. RUN is the folder of a finished run, a checkpoint,
 an adapter, or any model. The chat template and the stop tokens are those of the run; decoding is greedy by default.
 
-  --image FILE       image before the first question of a conversation; repeat it for several images
+  --image FILE       image before the first question of a conversation; repeat it for several
+  --audio FILE       the same with audio
   --base             answer with the base model too, without the adapter
   --plain            no chat template: your text is the prompt, as for a run on plain text
   --temperature T    sampling temperature, from 0.01 (default: greedy)
@@ -37,9 +39,11 @@ def run(argv: list[str]) -> int:
     parser = Parser(prog="kit chat", add_help=False, allow_abbrev=False)
     for switch in ("--base", "--plain"):
         parser.add_argument(switch, action="store_true")
-    parser.add_argument("--image", action="append", default=[])
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", action="append", default=[])
     parser.add_argument("--row", default="{}")
     own, words = parser.parse_known_args(argv)
+    media = [(kind, file) for kind in KINDS for file in getattr(own, kind)]
     given = {word.partition("=")[0].replace("-", "_") for word in words}
     if argv[0].startswith("-") and not {"__model_name_or_path", "__adapter_name_or_path"} & given:
         raise UserError("RUN", "missing", "the folder of a run, or a model", "kit chat RUN")
@@ -50,15 +54,12 @@ def run(argv: list[str]) -> int:
     if recipe and recipe.system_prompt and own.plain:
         found = "has no effect with --plain: no chat template is used"
         problems.append(Problem("--system_prompt", found, fix="leave out one of the two"))
-    if own.image and own.plain:
-        problems.append(
-            Problem(
-                "--image", "not supported with --plain: only a chat template places images", fix="leave out --plain"
-            )
-        )
-    if recipe and recipe.has_tools and (own.image or own.plain):
-        found = "not supported with --plain or --image: a chat template writes calls, and yet none about images"
-        problems.append(Problem("--tools", found, fix="leave out --plain and --image"))
+    if media and own.plain:
+        found = "not supported with --plain: only a chat template places it"
+        problems.append(Problem(f"--{media[0][0]}", found, fix="leave out --plain"))
+    if recipe and recipe.has_tools and (media or own.plain):
+        found = "not supported with --plain, --image or --audio: a chat template writes calls, and none about these"
+        problems.append(Problem("--tools", found, fix="leave out --plain, --image and --audio"))
     try:
         row = read_kwargs("--row", own.row)
     except UserError as error:
@@ -68,5 +69,5 @@ def run(argv: list[str]) -> int:
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")
     from kit.tools import chat
 
-    chat.talk(request, own.base, own.plain, own.image, row)
+    chat.talk(request, own.base, own.plain, media, row)
     return 0

@@ -6,6 +6,7 @@ chat template writes those before the next question. A damaged checkpoint is ref
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,8 +19,8 @@ import torch
 from transformers import TextStreamer
 
 from kit.config.command_line import Request
-from kit.data.chat.media_parts import IMAGE
-from kit.data.media import Media
+from kit.data.chat.media_parts import MARKS
+from kit.data.media import Media, MediaKind
 from kit.data.open import pad_id
 from kit.data.read.media_files import inspect
 from kit.model.layers.attention import without_cudnn_attention
@@ -36,14 +37,14 @@ HELP = "/new starts a new conversation, /exit or Ctrl-D quits, Ctrl-C stops an a
 Message = dict[str, Any]
 
 
-def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Media] = ()) -> list[int]:
+def prompt_ids(model: Opened, messages: list[Message], media: Sequence[Media] = ()) -> list[int]:
     """Return the ids after which ``model`` answers.
 
     Args:
-        pictures: of the messages, in which each is the character ``IMAGE``.
+        media: of the messages, in which each is its mark (``media_parts.MARKS``).
 
     Raises:
-        UserError: the template refuses the messages or leaves pictures out.
+        UserError: the template refuses the messages or leaves media out.
     """
     tokenizer = model.policy.tokenizer
     if model.template is None:
@@ -55,23 +56,23 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Media]
     else:
         text = model.template.render(messages, None, add_generation_prompt=True)
         if model.media:
-            pieces = text.split(model.media.tokens["image"])
-            if len(pieces) - 1 != len(pictures):
+            pieces = re.split("|".join(map(re.escape, model.media.tokens.values())), text)
+            if len(pieces) - 1 != len(media):
                 raise model.template.refusal(
-                    f"{len(pieces) - 1} image placeholders in the prompt for {len(pictures)} images"
+                    f"{len(pieces) - 1} placeholders in the prompt for {len(media)} images and sounds"
                 )
-            text = "".join(chain.from_iterable(zip(pieces, [*model.media.texts(pictures), ""], strict=True)))
+            text = "".join(chain.from_iterable(zip(pieces, [*model.media.texts(media), ""], strict=True)))
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
         raise UserError("the prompt", "empty", "some text")
     return ids
 
 
-def answer(model: Opened, ids: list[int], num_messages: int, pictures: Sequence[Media] = ()) -> tuple[list[int], str]:
+def answer(model: Opened, ids: list[int], num_messages: int, media: Sequence[Media] = ()) -> tuple[list[int], str]:
     """Show the answer to a prompt as it is generated. Returns its ids, and its text without special tokens.
 
     Args:
-        ids: of ``prompt_ids``, as are ``pictures``, with absolute paths.
+        ids: of ``prompt_ids``, as are ``media``, with absolute paths.
         num_messages: before the answer.
 
     Raises:
@@ -88,8 +89,9 @@ def answer(model: Opened, ids: list[int], num_messages: int, pictures: Sequence[
     policy = model.policy
     input_ids = torch.tensor([ids], device=policy.accelerator.device)
     seen = {}
-    if model.media and pictures:
-        seen = model.media.generation_inputs(input_ids.cpu(), [[(each, "/", "--image") for each in pictures]])
+    if model.media and media:
+        given = [(each, "/", f"--{each.kind}") for each in media]
+        seen = model.media.generation_inputs(input_ids.cpu(), [given])
         seen = {name: tensor.to(input_ids.device) for name, tensor in seen.items()}
     with (
         torch.no_grad(),
@@ -144,15 +146,15 @@ class Conversation:
             if self._observation:
                 show(self._observation)
 
-    def ask(self, question: str, pictures: Sequence[Media]) -> list[Message]:
+    def ask(self, question: str, media: Sequence[Media]) -> list[Message]:
         """Show the answer, with tools in several turns. Returns all messages with it."""
         model, played = self.model, self._played
         if self.messages is self._beginning:
-            question = IMAGE * len(pictures) + question + self._observation
+            question = "".join(MARKS[each.kind] for each in media) + question + self._observation
         messages = [*self.messages, {"role": "user", "content": question}]
-        ids = prompt_ids(model, messages, pictures)
+        ids = prompt_ids(model, messages, media)
         for _ in range(model.recipe.max_turns):
-            written, shown = answer(model, ids, len(messages), pictures)
+            written, shown = answer(model, ids, len(messages), media)
             if not (model.tools and played):
                 return [*messages, {"role": "assistant", "content": shown}]
             ended, tokenizer = written[-1] in model.stops, model.policy.tokenizer
@@ -180,22 +182,22 @@ def talk(
     request: Request,
     with_base: bool,
     is_plain: bool,
-    image_files: Sequence[str] = (),
+    files: Sequence[tuple[MediaKind, str]] = (),
     row: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Open the model, and answer until the input ends.
 
     Args:
-        image_files: pictures that stand before the first question of each conversation.
+        files: images and sounds that stand before the first question of each conversation.
         row: for the ``reset`` of an environment.
 
     Raises:
-        UserError: the model cannot be opened, has no chat template, no base, or reads no images; or a picture cannot be
-            opened.
+        UserError: the model cannot be opened, has no chat template, no base, or does not take them; or a file
+            cannot be opened.
     """
     recipe, topology = plan_one_process(request)
-    pictures = [_inspected(file) for file in image_files]
-    tuned = open_model(recipe, topology, is_plain, with_base, bool(pictures))
+    media = [_inspected(*each) for each in files]
+    tuned = open_model(recipe, topology, is_plain, with_base, bool(media))
     models = [tuned, base_of(tuned)] if with_base else [tuned]
     system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []
@@ -217,7 +219,7 @@ def talk(
         if is_new:
             continue
         try:
-            asked = _ask(conversations, question, pictures)
+            asked = _ask(conversations, question, media)
         except UserError as error:
             if not in_terminal:
                 raise
@@ -246,18 +248,18 @@ def _typed() -> Iterator[str]:
     show("")
 
 
-def _inspected(file: str) -> Media:
+def _inspected(kind: MediaKind, file: str) -> Media:
     try:
-        return inspect("image", os.path.realpath(os.path.expanduser(file)), "/")
+        return inspect(kind, os.path.realpath(os.path.expanduser(file)), "/")
     except UserError as error:
-        raise UserError(*(replace(problem, where="--image", fix="") for problem in error.problems)) from None
+        raise UserError(*(replace(problem, where=f"--{kind}", fix="") for problem in error.problems)) from None
 
 
-def _ask(conversations: list[Conversation], question: str, pictures: Sequence[Media]) -> list[list[Message]]:
+def _ask(conversations: list[Conversation], question: str, media: Sequence[Media]) -> list[list[Message]]:
     """Print the answer in each conversation as it is generated. Returns what ``ask`` does."""
     found = []
     for name, conversation in zip(("tuned", "base"), conversations, strict=False):
         if len(conversations) > 1:
             show(f"{name}: ", end="")
-        found.append(conversation.ask(question, pictures))
+        found.append(conversation.ask(question, media))
     return found
