@@ -4,7 +4,7 @@ import time
 from contextlib import closing
 
 import pytest
-from data_helpers import byte_level_tokenizer, open_recipe_data, template_of, write
+from data_helpers import ADD, ADDER, CALL, COUNT, byte_level_tokenizer, open_recipe_data, template_of, write
 
 from kit.data.feed.data_ranks import Ranks
 from kit.preflight.tool_checks import try_environment
@@ -17,21 +17,14 @@ from kit.scoring.own_metric import MetricError
 from kit.system.console import progress
 from kit.system.errors import UserError
 
-OWN = '''
+OWN = (
+    ADDER
+    + '''
 import random, time
 
 def wait():
     """Wait."""
     time.sleep(60)
-
-def add(a: int, b: int) -> int:
-    """Add.
-
-    Args:
-        a: One.
-        b: Other.
-    """
-    return a + b
 
 class Counter:
     def reset(self, text, **row):
@@ -54,9 +47,8 @@ def judge(expected, answer, row, completion, environment):
     calls = [call["function"]["name"] for each in completion for call in each.get("tool_calls", [])]
     return float(f"{len(roles)}.{len(calls)}") + 100 * (expected == answer)
 '''
-CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+)
 FAILS = "fails"
-ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
 
 
 class Scripted:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import data_helpers
 import pytest
-from data_helpers import byte_level_tokenizer, write
+from data_helpers import ADD, ADDER, COUNT, byte_level_tokenizer, write
 from helpers import matrix, typed
 
 from kit.data.chat.template import resolve_template
@@ -84,16 +84,9 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
         assert status == 2 and says in said
 
 
-OWN = '''
-def add(a: int, b: int) -> int:
-    """Add.
-
-    Args:
-        a: One.
-        b: Other.
-    """
-    return a + b
-
+OWN = (
+    ADDER
+    + '''
 class Counter:
     def reset(self, **row):
         self.calls = 0
@@ -111,8 +104,7 @@ class OfRows:
     def count(self):
         """Count."""
 '''
-CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
+)
 
 
 @pytest.fixture
