@@ -137,9 +137,10 @@ def test_a_run_depends_on_no_moment_at_which_its_server_answers_or_it_ends(train
 
 
 def test_weights_that_did_not_arrive_are_refused_and_what_was_written_before_them_is_kept(trained):
-    run, _ = trained("stale", server={"keeps_stale": True}, max_steps=2)
+    flags = {"max_steps": 2, "save_steps": 9}
+    run, _ = trained("stale", server={"keeps_stale": True}, **flags)
     assert run.status == 2 and "after publishing step-00000001-" in run.output, run.output
-    run, server = trained("stale", max_steps=2)
+    run, server = trained("stale", **flags)
     assert run.status == 0 and run.rows[1]["log_ratio"] > 1e-4, run.output
     assert {body["max_tokens"] for path, body in server.requests if path == "/v1/completions"} == {PROVING}
 
