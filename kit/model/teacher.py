@@ -113,12 +113,11 @@ def _difference(own: Any, tokenizer: Any) -> str:
         return f"{len(differing)} tokens of its vocabulary, such as {min(differing)!r}, have other ids than in"
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]
     texts = [*PROBES, *tokenizer.all_special_tokens, *added, str(tokenizer.chat_template)]
-    differing = [text for text in texts if ids_of(own, text) != ids_of(tokenizer, text)]
+    differing = [text for text in texts if _ids(own, text) != _ids(tokenizer, text)]
     return f"its tokenizer gives {differing[0]!r:.80} other ids than" if differing else ""
 
 
-def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text, without special tokens around it."""
+def _ids(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 

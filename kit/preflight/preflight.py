@@ -6,7 +6,6 @@ Promises: all problems are reported together; nothing is written except the toke
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
@@ -38,7 +37,7 @@ from kit.model.pretrained.dequantise import describe_dequantised
 from kit.model.pretrained.heads import pad_with, template_beside
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.summary import aux_loss_coef
-from kit.model.teacher import check_teacher, fingerprint_of_teachers, own_teachers, teacher_settings
+from kit.model.teacher import check_teacher, fingerprint_of_teachers, naming_teacher, own_teachers, teacher_settings
 from kit.model.untrained import check_stop_tokens
 from kit.preflight.rollout_checks import check_evaluation, check_references, check_server, try_rewards
 from kit.preflight.tool_checks import check_tools, tool_schemas, try_environment
@@ -122,7 +121,6 @@ def check(
 def _check_teacher(checked: Checked, launch: Launch, problems: Problems) -> None:
     recipe, topology = checked.recipe, checked.topology
     assert topology is not None
-    largest = 0
     for own, _ in own_teachers(recipe):
         if own.teacher_server:
             continue
@@ -131,10 +129,9 @@ def _check_teacher(checked: Checked, launch: Launch, problems: Problems) -> None
         sharing = topology.sequence_parallel_size
         refused = sequence_problems(sharing, teacher_settings(own), config, teacher, 0.0)
         problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
-        if (size := sum(each.numel() for each in teacher.parameters())) > largest:
-            largest, checked.teacher_config = size, config
+        checked.teachers.append((own, config, teacher))
     checked.teacher_fingerprint = fingerprint_of_teachers(recipe)
-    if largest and topology.strategy.name == "fsdp1":
+    if checked.teachers and topology.strategy.name == "fsdp1":
         problems.append(Problem("teacher", "under FSDP1, which does not gather the lm_head", fix="--config fsdp"))
 
 
@@ -191,7 +188,7 @@ def _propose_template(checked: Checked, datasets: Sequence[Dataset], problems: P
 def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool) -> None:
     """Tokenise the data, of which only the beginning is read if ``is_proposed``, and try metrics and rewards."""
     recipe, tokenizer = checked.recipe, checked.tokenizer
-    media, no_media = _images(recipe, checked.config, checked.meta_model, tokenizer)
+    media, no_media = _images(checked, recipe)
     checked.data = data = open_data(
         recipe.model_copy(update={"streaming": recipe.streaming or is_proposed}),
         datasets,
@@ -255,7 +252,7 @@ def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:
         check_disk(recipe, topology, checked.config, data.total_steps(recipe))
 
 
-def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[ModelMedia | None, Problem]:
+def _images(checked: Checked, recipe: Recipe) -> tuple[ModelMedia | None, Problem]:
     """What makes pixels of images; or None, and the problem of a row that has one.
 
     Raises ``UserError`` if the recipe says how large images are, and there is nothing that makes any.
@@ -263,13 +260,24 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
     try:
         for is_asked, found, fix in (
             (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
-            (bool(recipe.teacher), "a teacher", "--objective sft or dpo"),
+            (
+                any(own.teacher_server for own, _ in own_teachers(recipe)),
+                "a served teacher",
+                "leave out teacher_server",
+            ),
             (recipe.has_tools, "tools", "leave out --tools and --environment"),
             (recipe.declared.head != "lm", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
                 raise UserError("images", f"not supported with {found} yet", fix=fix)
-        return open_media(recipe, recipe, config, meta_model, tokenizer), NO_MEDIA
+        media = open_media(recipe, recipe, checked.config, checked.meta_model, checked.tokenizer)
+        with naming_teacher():
+            for own, config, teacher in checked.teachers:
+                its = open_media(teacher_settings(own), recipe, config, teacher, checked.tokenizer)
+                if (its.key, config.model_type) != (media.key, checked.config.model_type):
+                    found = f"{own.teacher} reads images or audio otherwise than the student"
+                    raise UserError("teacher", found, "a model of its class with the same processor")
+        return media, NO_MEDIA
     except UserError as error:
         if recipe.min_pixels or recipe.max_pixels:
             raise

@@ -34,7 +34,7 @@ class Checked:
         total_steps: optimiser steps of the whole run.
         workload: None if there is no topology, or the formulas do not describe the run.
         plan: the entry of ``run.json``; empty if there is no topology, or nothing is planned.
-        teacher_config: of the largest teacher that runs here; None: none does.
+        teachers: those that run here: of each the recipe with it, its config, and its modules on meta.
         teacher_fingerprint: see ``kit.model.teacher.fingerprint_of_teachers``.
     """
 
@@ -51,8 +51,13 @@ class Checked:
     total_steps: int = 0
     workload: Workload | None = None
     plan: dict[str, Any] = field(default_factory=dict)
-    teacher_config: Any = None
+    teachers: list[tuple[Recipe, Any, Any]] = field(default_factory=list)
     teacher_fingerprint: str | None = None
+
+    @property
+    def teacher_config(self) -> Any:
+        """The config of the largest teacher that runs here; None: none does."""
+        return max(self.teachers, key=lambda each: each[2].num_parameters(), default=(None, None))[1]
 
     @property
     def vocab_size(self) -> int:

@@ -306,7 +306,10 @@ def test_a_family_that_is_not_supported_is_refused_by_name(tmp_path, model_folde
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"objective": "distil", "teacher": "unused"}, "a teacher"),
+        (
+            {"objective": "distil", "teacher": "x", "teacher_server": "http://x", "teacher_top_k": 1},
+            "a served teacher",
+        ),
         ({"objective": "grpo", "rewards": ["exact_match"], "vllm_server_base_url": "http://x"}, "a vLLM server"),
     ],
 )

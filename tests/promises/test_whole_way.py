@@ -194,10 +194,6 @@ NOTHING += [
 REFUSED += [
     ({"objective": "distil", "teacher": "none"}, "teacher: none given"),
     (
-        {"objective": "distil", "teacher": "beside|stored", "images": "yes", "family": "gemma3"},
-        "images: not supported with .* yet",
-    ),
-    (
         {"family": "gemma3", "sequence": "parallel", "topology": "ddp|fsdp|fsdp1"},
         "sequence_parallel_size: 2, with a multimodal model",
     ),
@@ -648,7 +644,9 @@ class Way:
             whole = self.start(f"packing-{packing}", "single", packing=packing, **sizes, save_steps=0)
             assert whole.status == 0, whole.output
             losses[packing] = [row["loss"] for row in whole.rows if "loss" in row]
-        assert losses[True] == pytest.approx(losses[False], rel=max(5e-6, self.bound)), f"packs: {losses}"
+        # A divergence near 0 is a difference of larger numbers.
+        wanted = pytest.approx(losses[False], rel=max(5e-6, self.bound), abs=1e-7)
+        assert losses[True] == wanted, f"packs: {losses}"
 
     def check_final(self, run) -> None:
         """What ``final/`` holds, opened by the libraries alone, has the loss that the run has measured."""

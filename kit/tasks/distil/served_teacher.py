@@ -19,7 +19,7 @@ import torch
 
 from kit.config.recipe import Recipe
 from kit.data.samples.samples import Samples
-from kit.model.teacher import PROBES, ids_of
+from kit.model.teacher import PROBES
 from kit.rollouts.vllm_client import MAX_BYTES, Client, Gone
 from kit.system.errors import LateError, Problem
 
@@ -40,7 +40,7 @@ class ServedTeacher:
         """
         self._recipe, self._tokenizer, self._samples = recipe, tokenizer, samples
         self._num_tokens, self._size = num_tokens, size
-        command = f"vllm serve ... --max-logprobs {num_tokens} --max-model-len {samples.lengths.max() + 1}"
+        command = f"vllm serve {recipe.teacher} --max-logprobs {num_tokens} --max-model-len {samples.lengths.max() + 1}"
         self._client = Client(recipe, "teacher_server", command)
         self._is_proven = False
 
@@ -67,12 +67,12 @@ class ServedTeacher:
 
     def _prove(self) -> None:
         self._client.wait()
-        ids = [[i] for i in range(len(self._tokenizer))]
-        tokens = self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
+        core = self._tokenizer.backend_tokenizer
+        tokens = core.decode_batch([[i] for i in range(len(self._tokenizer))], skip_special_tokens=False)
         lines = ["\n".join(tokens[i : i + 1000]) for i in range(0, len(tokens), 1000)]
         for text in (*PROBES, str(self._tokenizer.chat_template), *lines):
             with self._reading("/tokenize", prompt=text, add_special_tokens=False) as reply:
-                if reply["tokens"] != ids_of(self._tokenizer, text):
+                if reply["tokens"] != core.encode(text, add_special_tokens=False).ids:
                     raise ValueError(f"gives {text!r:.80} other ids than {self._recipe.model_name_or_path}")
         self._of_sample(int(np.argmax(self._samples.lengths)))  # which needs the most positions
         self._is_proven = True
