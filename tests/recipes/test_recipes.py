@@ -17,7 +17,14 @@ from kit.model.pretrained.classes import auto_class
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
-EMBEDDED = {"tiny", "tiny-dpo", "tiny-grpo", "tiny-tools", "tiny-vision"}  # their models and data are in recipes/tiny*/
+EMBEDDED = {
+    "tiny",
+    "tiny-audio",
+    "tiny-dpo",
+    "tiny-grpo",
+    "tiny-tools",
+    "tiny-vision",
+}  # their models and data are in recipes/tiny*/
 SIZES = [name for name in NAMES if name not in EMBEDDED]
 SHAPES = sorted(RECIPES / "shapes" / path.stem for path in RECIPES.glob("*.yaml") if path.stem not in EMBEDDED)
 PUBLISHED = {  # the sizes of the public weights

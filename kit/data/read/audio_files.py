@@ -41,7 +41,7 @@ def decoded(content: bytes) -> Sound:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             _check_header(file, content)
             made, end = np.zeros(file.frames, np.float32), 0
-            for block in file.blocks(_BLOCK, dtype="float32", always_2d=True):
+            for block in file.blocks(_BLOCK, frames=file.frames, dtype="float32", always_2d=True):
                 made[end : end + len(block)] = block.mean(axis=1)
                 end += len(block)
             rate = int(file.samplerate)

@@ -88,6 +88,12 @@ def test_a_sound_is_the_same_in_every_format_but_for_what_a_codec_loses():
         assert np.abs(samples(content, RATE) - TONE)[1000:-1000].max() < most
 
 
+def test_codecs_that_cannot_be_sought_in_are_read():
+    gsm = encoded(TONE, subtype="GSM610", rate=8000)
+    num, rate = length(gsm)
+    assert rate == 8000 and RATE <= num < RATE + 320  # whole frames
+
+
 def test_what_comes_after_a_sound_and_before_it_does_no_harm():
     for content in (WAV, FLAC, OGG, MP3):
         assert length(content + bytes(range(256)) * 20) == (RATE, RATE)
