@@ -277,7 +277,8 @@ def test_a_server_that_is_not_the_teacher_is_refused_before_the_first_sample(sto
         return reply
 
     for change in (
-        lambda each: each.update({str(320): {"logprob": -0.1}}),
+        lambda each: each.update({"320": {"logprob": -0.1}}),
+        lambda each: each.update({"-1": {"logprob": -0.1}}),
         lambda each: [value.update(logprob=value["logprob"] + 9) for value in each.values()],
         lambda each: each.popitem() if len(each) == 5 else [each.popitem(), each.popitem()],
         lambda each: [value.update(logprob=float("nan")) for value in each.values()],

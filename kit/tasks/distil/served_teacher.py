@@ -90,7 +90,7 @@ class ServedTeacher:
                 raise ValueError(f"not {k} tokens at each place")
             logps, tokens = torch.tensor(best, dtype=torch.float64).view(len(best), k, 2).unbind(dim=2)
             rest = 1 - logps.exp().sum(dim=1, keepdim=True)
-            if not (tokens < self._size).all() or not (rest > -1e-3).all():
+            if not ((tokens >= 0) & (tokens < self._size) & (rest > -1e-3)).all():
                 raise ValueError(f"no log-probabilities of the {self._size} tokens that the student has")
         outcomes = torch.cat([logps, rest.clamp(min=LEAST_REST).log()], dim=1)
         return i, tokens, outcomes[:, : k + (k < self._size)]

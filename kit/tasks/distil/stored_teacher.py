@@ -160,8 +160,9 @@ def store_teacher(run: Run) -> StoredTeacher:
             say(f"teacher: the cache has {what}")
         else:
             say(f"teacher: caching {what}, {format_bytes(num * 4 * (k + width))}")
-            served = ServedTeacher(own, checked.tokenizer, samples, k, size)
-            teacher = open_teacher(run, own) if config else served
+            teacher: Teacher | ServedTeacher = (
+                open_teacher(run, own) if config else ServedTeacher(own, checked.tokenizer, samples, k, size)
+            )
             for number in missing:
                 part = parts[number]
                 values = _top_k(teacher, run, samples, part, starts - starts[part[0]], k, size)
