@@ -183,6 +183,7 @@ def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
             attn_implementation=attention_by_part(config, attention),
             trust_remote_code=settings.trust_remote_code,
         )
+    model.requires_grad_(True)  # as weights that are loaded do, also where the code that builds them freezes some
     show_head(model)
     return model
 
