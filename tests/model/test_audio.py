@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,15 @@ def test_audio_is_refused_by_models_that_read_none_and_video_by_all(audio_model,
     data.write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match="media other than text, images and audio"):
         check(audio_model("qwen2_audio"), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_fft", 10**9), ("feature_size", 10**9), ("chunk_length", 10**9), ("hop_length", 0)]
+)
+def test_an_audio_processor_that_would_fill_the_memory_is_refused(name, value, audio_model, tmp_path):
+    model = shutil.copytree(audio_model("qwen2_audio"), tmp_path / "model")
+    settings = json.loads((model / "processor_config.json").read_text())
+    settings["feature_extractor"][name] = value
+    (model / "processor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=f"its audio processor has {name} {value}"):
+        check(model, write_rows(tmp_path, [[0.5]] * 2))

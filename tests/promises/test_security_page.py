@@ -38,16 +38,18 @@ TESTS = {
         "tests/model/pretrained/test_files.py": "test_numbers_that_build_without_end_are_refused "
         "test_a_model_of_too_many_modules_is_not_built_to_its_end",
         "tests/model/test_images.py": "test_a_processor_that_would_fill_the_memory_is_refused",
+        "tests/model/test_audio.py": "test_an_audio_processor_that_would_fill_the_memory_is_refused",
     },
     "A pipe, a device or a file": {
         "tests/model/pretrained/test_files.py": "test_what_is_no_regular_file_is_refused "
         "test_a_pipe_in_an_adapter_is_refused test_a_file_that_is_too_large_is_refused",
         "tests/data/read/test_sources.py": "test_a_pipe_is_no_file",
     },
-    "An image is decoded": {
+    "An image or a sound is decoded": {
+        "tests/data/read/test_audio_files.py": "test_what_is_no_sound_within_limits_is_refused_with_its_reason",
         "tests/data/read/test_image_files.py": "test_what_cannot_or_may_not_be_decoded_is_refused",
     },
-    "A path of an image": {
+    "A path of an image or a sound": {
         "tests/data/read/test_image_files.py": "test_a_path_leads_nowhere_but_below_the_folder "
         "test_the_known_forms_of_an_image_are_read_and_urls_are_not",
     },

@@ -20,7 +20,7 @@ import torch
 from kit.config.settings.model import ModelSettings
 from kit.data.chat.media_parts import as_wav
 from kit.data.media import Media, MediaKind
-from kit.data.read.audio_files import INSTALL, resampled, resampled_length
+from kit.data.read.audio_files import INSTALL, MAX_SECONDS, RATES, resampled, resampled_length
 from kit.data.read.media_files import decoded, inspect
 from kit.model.pretrained.locate import hub_options, locate_model
 from kit.system.cache import digest
@@ -28,6 +28,14 @@ from kit.system.errors import Problem, UserError, first_line
 
 _LEAST = 2  # placeholders: with a single one, the code of Qwen2-Audio takes the text for one that is not filled yet
 _EXAMPLE_SECONDS = 0.5
+# The least and the most of a number in the settings of a feature extractor, so that none fills the memory.
+_BOUNDS = {
+    "sampling_rate": RATES,
+    **dict.fromkeys(("feature_size", "n_mels", "num_mel_bins"), (1, 1024)),
+    **dict.fromkeys(("n_fft", "fft_length", "win_length", "frame_length"), (16, 1 << 14)),
+    "hop_length": (16, 1 << 14),
+    "chunk_length": (1, MAX_SECONDS),
+}
 # Models that write sounds, or read them as their text is written.
 _REFUSED = re.compile(r"omni|realtime|kyutai|moshi")
 OfSegment = Sequence[tuple[Media, str, str]]  # media, each with the folder of its path, and where its row is from
@@ -50,7 +58,7 @@ def open_audio(settings: ModelSettings, config: Any, decoder: Any, tokenizer: An
         import soundfile  # noqa: F401
         import soxr  # noqa: F401
         import transformers
-        from transformers import AutoFeatureExtractor
+        from transformers import AutoFeatureExtractor, FeatureExtractionMixin
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     except (ImportError, OSError):  # OSError: without the library libsndfile
         found = "it needs soundfile and soxr, which are not installed"
@@ -59,6 +67,7 @@ def open_audio(settings: ModelSettings, config: Any, decoder: Any, tokenizer: An
     options = hub_options(settings, is_checked=True)
     processor_class: Any = getattr(transformers, PROCESSOR_MAPPING_NAMES[kind])
     try:
+        _check_bounds(FeatureExtractionMixin.get_feature_extractor_dict(name, **options)[0])
         extractor = AutoFeatureExtractor.from_pretrained(name, **options)
         parts = {"feature_extractor": extractor, "audio_processor": extractor, "tokenizer": tokenizer}
         # Also of a model that reads images, whose processor may need what is not installed.
@@ -66,9 +75,19 @@ def open_audio(settings: ModelSettings, config: Any, decoder: Any, tokenizer: An
         own, _ = heard.get_processor_dict(name, **options)
         processor = heard.from_args_and_dict([parts.get(each) for each in heard.get_attributes()], own)
         return AudioInputs(processor, decoder)
+    except UserError:
+        raise
     except Exception as error:  # the files may hold anything
         fix = "copy the processor's files next to the weights, and install what it names"
         raise UserError("model_name_or_path", f"{name}: no audio processor ({first_line(error)})", fix=fix) from None
+
+
+def _check_bounds(settings: dict[str, Any]) -> None:
+    """Raise ``UserError`` if a setting of a feature extractor could fill the memory."""
+    for name, (least, most) in _BOUNDS.items():
+        value = settings.get(name, least)
+        if not isinstance(value, int | float) or not least <= value <= most:
+            raise UserError("model_name_or_path", f"its audio processor has {name} {value!r}", f"{least} to {most}")
 
 
 def _any_class(self: Any, name: str, argument: Any) -> None:
