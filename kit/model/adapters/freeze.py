@@ -14,8 +14,8 @@ from kit.model.adapters.reach import unreached_parts
 from kit.system.errors import Problem, did_you_mean
 
 PARTS = ("vision", "audio", "projector", "language")
-# Projectors from an encoder to the language model, in or next to the tower.
-_PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_modal|aligner)\w*(\.|$)")
+# Projectors from an encoder to the language model, in or next to the tower, and in none of its layers.
+_PROJECTOR = re.compile(r"^([a-z_]\w*\.)*\w*(merger|projector|projection|connector|multi_modal|aligner)\w*(\.|$)")
 
 
 def freeze(model: Any, settings: MethodSettings) -> None:
