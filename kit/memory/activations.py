@@ -91,6 +91,8 @@ def _attention(workload: Workload) -> int:
     # The tensor of which the values are a view stays whole, and each image's result is there once more.
     views = 3 * shape.query_size if shape.rotates_views else 0
     of_family = workload.compute_bytes * shape.kept_values + 4 * shape.kept_floats
+    if shape.has_mask and is_autocast(workload):  # which casts it in each layer
+        of_family += workload.compute_bytes * workload.width
     return workload.compute_bytes * ((1 + outputs) * shape.query_size + 2 * keys + views) + of_scores + of_family
 
 
@@ -185,8 +187,8 @@ def _scores(workload: Workload) -> int:
 
 
 def masks(workload: Workload) -> int:
-    """Bytes per token of the masks [T, T] that eager attention adds to scores: one for each kind of layer."""
-    if not workload.eager:
+    """Bytes per token of the masks [T, T] that attention adds to scores: of eager one for each kind of layer."""
+    if not (workload.eager or workload.shape.has_mask):
         return 0
     kinds = 2 if workload.shape.eager else 1
     return kinds * workload.compute_bytes * workload.width

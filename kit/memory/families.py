@@ -5,13 +5,15 @@ its layers have other parts, and a sum without them would be wrong.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kit.memory.kinds import gemma4, mixture, qwen3_5
 from kit.memory.shape import Shape
-from kit.memory.towers import TOWERS
-from kit.system.errors import Problem, UserError, raise_if
+from kit.memory.towers import read_parts
+from kit.model.pretrained.files import check_config
+from kit.system.errors import Problem, UserError, first_line, raise_if
 
 MODEL = "model_name_or_path"
 NO_PLAN = "no plan for it; the report of a run with --max_steps 2 shows the measured peak"
@@ -49,12 +51,10 @@ _KINDS: dict[str, Callable[[Shape, Mapping[str, Any]], Shape]] = {
     "qwen3_5_text": qwen3_5,
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), mixture),
 }
-# The text of models that read images, by what their files call it, and what files leave out.
-_TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
-_TEXT |= {"qwen3_vl_text": "qwen3"}
-_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-_LEFT_OUT = {"gemma3": {"model_type": "gemma3_text", **_GEMMA3}, "llava": {"model_type": "llama", **_LLAMA}}
+# Families of text in models of images, and those whose layers they have.
+_TEXT = {name: "qwen2" for name in ("qwen2_vl_text", "qwen2_5_vl_text")}
+_TEXT |= {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+_PARTS = ("text_config", "vision_config", "audio_config")  # one of which a model of more than text has
 _SIZES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -79,15 +79,20 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     """
     config, where = dict(values), path or name
     family: Any = config.get("model_type")
-    reads_images = family in TOWERS
-    if reads_images:  # older files have the text values at the top level
-        given = config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
-        text = {key: value for key, value in given.items() if value is not None}
-        of_both = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        config = {**_LEFT_OUT.get(family, {}), **text, **of_both}
+    parts = None
+    if family not in FAMILIES and any(key in values for key in _PARTS):
+        try:
+            if path:
+                check_config(path)
+            parts = read_parts(values)
+        except Exception as error:  # the code of any family, with any numbers
+            found = f"{where}: the model cannot be built without weights ({first_line(error)})"
+            raise UserError(field, found, "a model whose encoder has layers of attention", NO_PLAN) from None
+        config = parts.text
         family = _TEXT.get(str(config.get("model_type")), config.get("model_type"))
-    if family not in FAMILIES:
-        known = ", ".join((*FAMILIES, *TOWERS))
+    layer = parts.layer if parts and family not in FAMILIES else None
+    if family not in FAMILIES and not layer:
+        known = ", ".join(FAMILIES)
         raise UserError(field, f"{name}: the formulas do not cover the family {family!r}", known, NO_PLAN)
     hidden_size, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 0)
     if config.get("num_key_value_heads") is None:
@@ -99,14 +104,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         Problem(field, f"{where}: {key} is {value!r}" if value is not None else f"{where} has no {key}", "a number")
         for key, value in wrong.items()
     )
-    tower = None
-    if reads_images:
-        try:
-            tower = TOWERS[values["model_type"]](values, config["hidden_size"])
-        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-            found = f"{where}: its vision_config cannot be read ({error})"
-            raise UserError(field, found, "an object with the sizes of the tower") from None
-    family_values = dict(FAMILIES[family])
+    family_values = dict(FAMILIES.get(family, {}))
     has_bias = bool(config.get(family_values.pop("bias_key", ""), False))
     positions = config.get("max_position_embeddings")
     shape = Shape(
@@ -121,21 +119,25 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
         supports_sequence_parallelism=family_values.pop("supports_sequence_parallelism", not _needs_whole_rows(config))
-        and tower is None,
-        tower=tower,
+        and parts is None,
+        tower=parts.tower if parts else None,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )
-    if family not in _KINDS:
-        return shape
+    if layer:
+        read = ("own_linears", "num_norms", "norm_of_heads", "gated", "layer_norm")
+        shape = replace(shape, **{key: getattr(layer, key) for key in read})
     try:
-        shape = _KINDS[family](shape, config)
+        shape = _KINDS[family](shape, config) if family in _KINDS else shape
         heads = [size for _, kind in shape.kinds for size in (kind.num_heads, kind.num_kv_heads, kind.head_dim)]
         if not all(map(_is_size, heads)):
             raise ValueError("a number or size of heads is not above 0")
-        return shape
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"{where}: its layers cannot be read ({error})"
         raise UserError(field, found, "the sizes of each kind of layer") from None
+    if parts and shape.num_parameters != parts.num_parameters:
+        found = f"{name}: it has {parts.num_parameters:,} parameters, by formulas {shape.num_parameters:,}"
+        raise UserError(field, found, "a text of layers that the formulas know", NO_PLAN)
+    return shape
 
 
 def _needs_whole_rows(config: Mapping[str, Any]) -> bool:

@@ -194,6 +194,11 @@ def _gradients(workload: Workload) -> float:
     return size * workload.trainable_parameters / shards
 
 
+def _of_text(workload: Workload, gradients: float) -> float:
+    """The part of ``gradients`` that is there before the backward pass of an encoder."""
+    return gradients * (1 - workload.trained_in_tower / workload.trainable_parameters)
+
+
 def _accumulates(workload: Workload) -> bool:
     """Whether gradients exist when a micro-batch begins. Those in DDP's buckets always do."""
     return workload.micro_batches > 1 or (workload.strategy == DDP and not workload.pure_bf16)
@@ -212,7 +217,7 @@ def _beside_tower(workload: Workload) -> "Counter[str]":
     if tower is None:
         return Counter()
     pixels = 4 * tower.values_per_patch * workload.patches * min(2, workload.micro_batches)
-    around = workload.compute_bytes * (tower.other_parameters + tower.projector_parameters) if workload.sharded else 0
+    around = workload.compute_bytes * tower.around_layers if workload.sharded else 0
     return Counter({ACTIVATIONS: pixels, GATHERED: around})
 
 
@@ -223,15 +228,19 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
         yield from _moments_of_text(workload)
         return
     # What the layers of a tower that trains keep is there until all those of the text have had their backward pass.
-    states = tower.tokens * held_by_all(tower) if tower.method == "full" else 0
+    states = tower.tokens * (held_by_all(tower) + masks(tower)) if tower.method == "full" else 0
     for name, parts in _moments_of_text(workload):
         is_between = name in ("all-gather", "loss head", "backward pass")
         yield name, parts + Counter({ACTIVATIONS: states if is_between else 0})
-    yield "vision encoder", Counter({ACTIVATIONS: states + tower.tokens * in_frozen_layer(tower)})
+    yield "vision encoder", Counter({ACTIVATIONS: states + tower.tokens * (in_frozen_layer(tower) + masks(tower))})
     if states:
-        gradients = 0 if _accumulates(workload) else _gradients(workload)
         own = tower.tokens * (kept(tower) + passing(tower))
-        yield "vision encoder's backward pass", Counter({ACTIVATIONS: states + own, GRADIENTS: gradients})
+        gradients = 0 if _accumulates(workload) else _gradients(workload)
+        yield (
+            "vision encoder's backward pass",
+            Counter({ACTIVATIONS: states + own, GRADIENTS: _of_text(workload, gradients)}),
+        )
+        yield "vision encoder's backward pass", Counter({ACTIVATIONS: own, GRADIENTS: gradients})
 
 
 def _moments_of_text(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
@@ -254,7 +263,7 @@ def _moments_of_text(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]
             yield "generation", parts
     for parts in _loss_head(workload):
         yield "loss head", parts
-    for parts in _backward(workload, to_come[GRADIENTS]):
+    for parts in _backward(workload, _of_text(workload, to_come[GRADIENTS])):
         yield "backward pass", parts
     if workload.method == "full":
         yield "embedding's gradient", _embedding(workload, to_come[GRADIENTS])

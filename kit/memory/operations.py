@@ -82,7 +82,7 @@ def _tower(workload: Workload) -> float:
     if tower is None or own is None:
         return 0.0
     seen = tower.patches_seen or workload.image_tokens * tower.patches_per_token
-    projector = 2.0 * tower.projector_weights / tower.patches_per_token
+    projector = 2.0 * tower.parameters.get("projector", 0) / tower.patches_per_token
     layer = 2.0 * own.shape.layer_linear_weights + 4.0 * own.shape.query_size * seen
     return (own.shape.num_layers * layer + projector) * own.tokens / workload.tokens
 

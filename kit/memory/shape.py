@@ -3,7 +3,7 @@
 Promises: the numbers of parameters are exact.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,37 +73,27 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    """A vision tower: encoder layers over patches, and a projector of their features to tokens."""
+    """An encoder of images or sound: layers over patches, and a projector of their features to tokens."""
 
     layers: "Shape"  # without a vocabulary
-    other_parameters: int  # of patches, positions, and norms before and after the layers
-    projector_weights: int  # of its linear modules: what is quantised
-    projector_vectors: int  # its other parameters
+    part: str  # of the model that they are: "vision", else "audio"
+    parameters: Mapping[str, int]  # by part: of encoders, and of their projectors
+    linear_weights: int  # of linear modules of all of them: what is quantised
     patches_per_token: int
     values_per_patch: int  # of its pixels
-    patches_seen: int | None  # that one attends to; None: those of its image
+    patches_seen: int | None = None  # that one attends to; None: those of its image
     image_tokens: int  # of an image, at most
     token_pixels: int | None = None  # of a token, if the size of an image decides how many it has
 
     @property
-    def linear_weights(self) -> int:
-        """Weights of its linear modules."""
-        return self.layers.num_layers * self.layers.layer_linear_weights + self.projector_weights
-
-    @property
-    def vision_parameters(self) -> int:
-        """Parameters without those of the projector."""
-        return self.layers.num_layers * self.layers.layer_parameters + self.other_parameters
-
-    @property
-    def projector_parameters(self) -> int:
-        """Parameters of the projector."""
-        return self.projector_weights + self.projector_vectors
-
-    @property
     def num_parameters(self) -> int:
         """All parameters."""
-        return self.vision_parameters + self.projector_parameters
+        return sum(self.parameters.values())
+
+    @property
+    def around_layers(self) -> int:
+        """Parameters that are in none of its layers."""
+        return self.num_parameters - self.layers.num_layers * self.layers.layer_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +123,7 @@ class Shape:
     caps_logits: bool = False  # whether logits pass through tanh before the loss
     caps_scores: bool = False  # the same of attention's scores
     has_sinks: bool = False  # whether softmax of eager attention has a further score for each head (gpt-oss)
+    has_mask: bool = False  # whether attention adds a mask [T, T] to scores, which keeps images apart (Pixtral)
     eager: bool = False  # whether the family takes eager attention only
     gated: bool = True  # whether the feed-forward part multiplies two tensors
     layer_norm: bool = False  # norms with a bias

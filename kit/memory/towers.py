@@ -1,207 +1,210 @@
-"""Vision towers (encoders) of vision-language models: their shapes, from the values of a config.json.
+"""Encoders of models that read images or sound: their shapes, from the model without weights (on meta).
 
-Promises: the numbers of parameters are exact. To the formulas a layer of a tower is one of a decoder, over patches.
+Promises: the numbers of parameters are exact, whatever the family. To the formulas a layer of an encoder is one of a
+decoder, over patches. How many patches and tokens an image has is read from the names that transformers' configs have
+for it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
-from kit.memory.shape import Shape, Tower
+from kit.memory.shape import Linear, Shape, Tower
 
-_TILES = 17  # of an image at most, with the whole of it, as the processors of Idefics 3 and SmolVLM cut it
-
-
-def _qwen(vision: Mapping[str, Any], text_size: int, gated: bool) -> Tower:
-    """Patches of two frames, of which four are a token. Qwen 2.5's layers but few attend to windows of 8 x 8."""
-    merge, patch = vision.get("spatial_merge_size", 2), vision.get("patch_size", 14)
-    h = vision["hidden_size"] if gated else vision["embed_dim"]
-    f = vision["intermediate_size"] if gated else int(h * vision.get("mlp_ratio", 4))
-    layers = _layers(vision["depth"], h, f, vision["num_heads"], gated, rotates_views=True)
-    values = 3 * vision.get("temporal_patch_size", 2) * patch**2
-    wide = h * merge**2
-    token_pixels = (merge * patch) ** 2
-    return Tower(
-        layers=layers,
-        other_parameters=values * h,
-        projector_weights=wide * (wide + text_size),
-        projector_vectors=wide + text_size + (1 if gated else 2) * h,
-        patches_per_token=merge**2,
-        values_per_patch=values,
-        patches_seen=(vision.get("window_size", 112) // patch) ** 2 if gated else None,
-        image_tokens=12_845_056 // token_pixels,  # the processors' own limit
-        token_pixels=token_pixels,
-    )
+# Squares of an image at most, with the whole of it as one more, where only the processor's settings say so.
+_TILES = {"idefics3": 17, "smolvlm": 17, "llama4": 17}
+_TILES |= dict.fromkeys(("aya_vision", "cohere2_vision", "internvl"), 13)
+_LIMITS = {"gemma4": 280, "lfm2_vl": 2816}  # tokens of an image at most, where its size decides; else as of Qwen's
+_STATES_PER_TOKEN = {"granite_speech": 5, "qwen2_audio": 2, "voxtral": 4}
+_ATTENTION = re.compile(r"(^|\.)\w*att\w*\.")
+_HEADS = ("num_heads", "num_attention_heads")
+_INPUTS = re.compile(r"(^|\.)w?(q|k|v|qkv)(_?proj)?(\.|$)")  # queries, keys, values; the other module is the output's
+# What configs call: the patches that become a token, on each side; its inverse; the tokens of an image, or of a square.
+_MERGE = (
+    "spatial_merge_size",
+    "scale_factor",
+    "downsample_factor",
+    "pooling_kernel_size",
+    "merge_kernel_size",
+    "window_kernel_size",
+)
+_RATIO = ("downsample_ratio", "pixel_shuffle_ratio")
+_TOKENS = ("mm_tokens_per_image", "vision_soft_tokens_per_image")
 
 
-def _qwen3(values: Mapping[str, Any], text_size: int) -> Tower:
-    """Patches of two frames, of which four are a token. Some layers have a merger of their own (DeepStack)."""
-    vision = values["vision_config"]
-    merge, patch, h = vision.get("spatial_merge_size", 2), vision.get("patch_size", 16), vision["hidden_size"]
-    wide, pixels = h * merge**2, 3 * vision.get("temporal_patch_size", 2) * patch**2
-    deep = 0 if values["model_type"] == "qwen3_5" else len(vision.get("deepstack_visual_indexes", (8, 16, 24)))
-    token_pixels = (merge * patch) ** 2
-    return Tower(
-        layers=_layers(vision["depth"], h, vision["intermediate_size"], vision["num_heads"], False, rotates_views=True),
-        other_parameters=pixels * h + h + vision.get("num_position_embeddings", 2304) * h,
-        projector_weights=(1 + deep) * wide * (wide + text_size),
-        projector_vectors=2 * h + 2 * deep * wide + (1 + deep) * (wide + text_size),
-        patches_per_token=merge**2,
-        values_per_patch=pixels,
-        patches_seen=None,
-        # The processor's own limit. The kit does not train Qwen3.5 on images.
-        image_tokens=16_777_216 // token_pixels if values["model_type"] == "qwen3_vl" else 0,
-        token_pixels=token_pixels if values["model_type"] == "qwen3_vl" else None,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What is read of a model of more than text."""
+
+    text: dict[str, Any]  # the values of the config of its text
+    layer: Shape | None  # of its text, if all have only linear modules and norms, and the same ones
+    tower: Tower | None  # None: it is text alone
+    num_parameters: int
 
 
-def _without_images(layers: Shape, other_parameters: int, projector_weights: int, projector_vectors: int) -> Tower:
-    """A vision encoder whose weights are there, and that no row of the kit reaches."""
-    return Tower(
-        layers=layers,
-        other_parameters=other_parameters,
-        projector_weights=projector_weights,
-        projector_vectors=projector_vectors,
-        patches_per_token=1,
-        values_per_patch=1,
-        patches_seen=None,
-        image_tokens=0,
-    )
+def read_parts(values: Mapping[str, Any]) -> Parts:
+    """Read the parts of the model that the values of a config.json describe.
 
-
-def _mistral3(values: Mapping[str, Any], text_size: int) -> Tower:
-    vision = values["vision_config"]
-    h, merge = vision["hidden_size"], values.get("spatial_merge_size", 2)
-    layers = _plain_layers(
-        vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], num_norms=2
-    )
-    projector = h * merge**2 * h + h * text_size + text_size**2
-    return _without_images(layers, 3 * vision["patch_size"] ** 2 * h + h, projector, h)
-
-
-def _gemma4(values: Mapping[str, Any], text_size: int) -> Tower:
-    vision, audio = values["vision_config"], values.get("audio_config")
-    h = vision["hidden_size"]
-    layers = _plain_layers(
-        vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], num_norms=4
-    )
-    layers = replace(layers, norm_of_heads="head")
-    patches = 3 * vision["patch_size"] ** 2 * h  # a linear module
-    projector, last = h * text_size, 0
-    if audio:
-        linear, last = _gemma4_audio(audio)
-        projector, last = projector + linear, last + audio["output_proj_dims"] * text_size
-    else:
-        projector, last = 0, projector
-    # transformers keeps the last linear module out of 4 bits.
-    return _without_images(layers, 2 * vision["position_embedding_size"] * h, patches + projector, last)
-
-
-def _gemma4_audio(audio: Mapping[str, Any]) -> tuple[int, int]:
-    """Weights of the linear modules of Gemma 4's audio encoder, and its other parameters."""
-    h, layers, heads = audio["hidden_size"], audio["num_hidden_layers"], audio["num_attention_heads"]
-    first, second = audio["subsampling_conv_channels"]
-    output, kernel = audio["output_proj_dims"], audio.get("conv_kernel_size", 5)
-    in_layer = 16 * h * h + 5 * h * h + 3 * h * h  # two feed-forward parts, attention, and what is around a convolution
-    vectors = layers * (9 * h + h // heads + kernel * h) + 9 * first + first + 9 * first * second + second + output
-    return layers * in_layer + second * 32 * h + h * output, vectors
-
-
-def _of_squares(
-    vision: Mapping[str, Any], tokens: int, most_images: int, projector: tuple[int, int], other: int = 0
-) -> Tower:
-    """A square of patches (SigLIP, CLIP), of which a number of tokens is made.
-
-    Args:
-        most_images: squares of an image, at most.
-        projector: its weights in linear modules, and its other parameters.
-        other: parameters other than those of patches, positions and a last norm.
+    Raises:
+        ValueError: transformers has no such model, its encoder's layers are not those of a transformer, or its
+            projector has such layers too.
     """
-    h, patch = vision["hidden_size"], vision["patch_size"]
-    num_patches = (vision["image_size"] // patch) ** 2
-    values = 3 * patch**2
-    return Tower(
-        layers=_layers(
-            vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], False
-        ),
-        other_parameters=values * h + h + num_patches * h + 2 * h + other,
-        projector_weights=projector[0],
-        projector_vectors=projector[1],
-        patches_per_token=num_patches // tokens,
-        values_per_patch=values,
-        patches_seen=num_patches,
-        image_tokens=most_images * tokens,
+    from transformers import AutoConfig  # slow to import, and a plan of text needs no torch
+
+    from kit.model.adapters.freeze import parts_of
+    from kit.model.build import on_meta
+    from kit.model.four_bit import quantised_on_meta
+
+    config = AutoConfig.for_model(**values)
+    model = on_meta(config)
+    part_of = parts_of(model)
+    sizes = {name: p.numel() for name, p in model.named_parameters() if part_of.get(name, "language") != "language"}
+    layers = {_layer(layer) for layer in getattr(model.get_decoder(), "layers", ())}
+    layer = layers.pop() if len(layers) == 1 else None
+    tower = None
+    if sizes:
+        quantised = [name for name, m in quantised_on_meta(model).named_modules() if hasattr(m, "quant_state")]
+        if _layers(model, [name for name in sizes if part_of[name] == "projector"]):
+            raise ValueError("its projector has layers with attention")  # a resampler of every patch, a Q-Former
+        part = "vision" if "vision" in part_of.values() else "audio"
+        if not (layers_of_tower := _layers(model, [name for name in sizes if part_of[name] == part])):
+            raise ValueError("its encoder has no layers with attention")
+        tower = Tower(
+            part=part,
+            layers=layers_of_tower,
+            parameters={
+                each: sum(size for name, size in sizes.items() if part_of[name] == each)
+                for each in sorted({*part_of.values()} - {"language"})
+            },
+            linear_weights=sum(sizes.get(f"{name}.weight", 0) for name in quantised),
+            **_patches(config),
+        )
+    return Parts(
+        text={
+            **config.get_text_config().to_dict(),
+            "tie_word_embeddings": getattr(config, "tie_word_embeddings", False),
+        },
+        layer=layer if layer and not layer.own_vectors else None,
+        tower=tower,
+        num_parameters=model.num_parameters(),
     )
 
 
-def _gemma3(values: Mapping[str, Any], text_size: int) -> Tower:
-    vision = values["vision_config"]
-    h, f = vision["hidden_size"], vision["intermediate_size"]
-    # SigLIP's own head, which Gemma's files leave out, and which makes nothing that is used.
-    head = 4 * h * h + 2 * h * f + 8 * h + f if vision.get("vision_use_head", True) else 0
-    return _of_squares(vision, values.get("mm_tokens_per_image", 256), 1, (0, h * text_size + h), other=head)
+def _layers(model: Any, names: Sequence[str]) -> Shape | None:
+    """The shape of the layers of the largest stack with attention among the parameters of these ``names``, if any."""
+    from torch.nn import ModuleList
+
+    stacks = {
+        (-sum(p.numel() for p in module.parameters()), name): module
+        for name, module in model.named_modules()
+        if isinstance(module, ModuleList) and any(each.startswith(f"{name}.") for each in names)
+    }
+    for _, stack in sorted(stacks.items()):
+        if shape := _layer(stack[0]):
+            of_vision = getattr(model.config, "vision_config", None)
+            features = getattr(model.config, "vision_feature_layer", -1)  # those after it make nothing that is used
+            unused = -1 - features if isinstance(features, int) and features < 0 else 0
+            is_pixtral = getattr(of_vision, "model_type", "") == "pixtral"
+            return replace(shape, num_layers=len(stack) - unused, has_mask=is_pixtral)
+    return None
 
 
-def _idefics3(values: Mapping[str, Any], text_size: int) -> Tower:
-    vision = values["vision_config"]
-    scale = values.get("scale_factor", 2) ** 2
-    tokens = (vision["image_size"] // vision["patch_size"]) ** 2 // scale
-    return _of_squares(vision, tokens, _TILES, (vision["hidden_size"] * scale * text_size, 0))
+def _layer(layer: Any) -> Shape | None:
+    """The shape of a layer; None if it has no attention.
 
+    Parameters that are in no linear module and no norm count as vectors.
+    """
+    from torch import nn
 
-def _llava(values: Mapping[str, Any], text_size: int) -> Tower:
-    vision = values["vision_config"]
-    h = vision["hidden_size"]
-    tokens = (vision["image_size"] // vision["patch_size"]) ** 2
-    # CLIP has a token of its own with a position, a norm before the layers, and no bias of patches.
-    return _of_squares(vision, tokens, 1, (h * text_size + text_size**2, 2 * text_size), other=2 * h + 2 * h - h)
-
-
-def _layers(
-    number: int, hidden_size: int, intermediate_size: int, heads: int, gated: bool, rotates_views: bool = False
-) -> Shape:
-    return Shape(
+    linears = {name: m for name, m in layer.named_modules() if isinstance(m, nn.Linear)}
+    attention = {name: m for name, m in linears.items() if _ATTENTION.search(name)}
+    inputs = [m for name, m in attention.items() if _INPUTS.search(name)]
+    outputs = [m for name, m in attention.items() if not _INPUTS.search(name)]
+    mlp = [m for name, m in linears.items() if name not in attention]
+    heads = [getattr(m, key) for m in layer.modules() for key in _HEADS if isinstance(getattr(m, key, None), int)]
+    sizes = [m.head_dim for m in layer.modules() if isinstance(getattr(m, "head_dim", None), int)]
+    if not (inputs and outputs and mlp and (heads or sizes)):
+        return None
+    found = {
+        name: getattr(m, "weight", None) for name, m in layer.named_modules() if "norm" in type(m).__name__.lower()
+    }
+    norms = {name: weight.numel() for name, weight in found.items() if weight is not None}
+    of_heads = [size for name, size in norms.items() if _ATTENTION.search(name)]
+    f, q = mlp[-1].in_features, outputs[0].in_features
+    head_dim = q // heads[0] if heads else sizes[0]
+    kv = (sum(m.out_features for m in inputs) - q) // 2
+    shape = Shape(
         name="tower",
         folder=None,
-        num_layers=number,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden_size // heads,
+        num_layers=1,
+        hidden_size=inputs[0].in_features,
+        intermediate_size=f,
+        num_heads=q // head_dim,
+        num_kv_heads=kv // head_dim,
+        head_dim=head_dim,
         vocab_size=0,
         max_positions=None,
         tied=True,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        gated=gated,
-        layer_norm=not gated,
-        rotates_views=rotates_views,
+        num_norms=len(norms) - len(of_heads),
+        norm_of_heads="" if not of_heads else "head" if of_heads[0] == head_dim else "all",
+        gated=sum(m.out_features for m in mlp[:-1]) == 2 * f,
+        kept_floats=0 if None not in found.values() else q + 2 * kv,  # values have a norm too (Gemma 4)
+        layer_norm=any(isinstance(m, nn.LayerNorm) for m in layer.modules()),
+        rotates_views=len(inputs) == 1 and "position_embeddings" in signature(layer.forward).parameters,
+        own_linears=tuple(
+            Linear(
+                name.rpartition(".")[2],
+                m.in_features,
+                m.out_features,
+                m.bias is not None,
+                name.rpartition(".")[0] or ".",
+            )
+            for name, m in linears.items()
+        ),
     )
+    return replace(shape, own_vectors=sum(p.numel() for p in layer.parameters()) - shape.layer_parameters)
 
 
-def _plain_layers(number: int, hidden_size: int, intermediate_size: int, heads: int, num_norms: int) -> Shape:
-    """Layers without biases, as those of a text."""
-    return replace(
-        _layers(number, hidden_size, intermediate_size, heads, gated=True),
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        num_norms=num_norms,
-    )
+def _patches(config: Any) -> dict[str, Any]:
+    """The fields of ``Tower`` that say how many patches and tokens an image has, or else a sound."""
+    kind, values = config.model_type, config.to_dict()
+    vision = values.get("vision_config")
+    if not vision:  # of two frames a state, as of Whisper's encoder
+        audio = values.get("audio_config") or values["encoder_config"]
+        rate = _STATES_PER_TOKEN.get(kind, 1)
+        return {
+            "patches_per_token": rate,
+            "values_per_patch": 2 * audio.get("num_mel_bins", 80),
+            "image_tokens": audio.get("max_source_positions", 1500) // rate,
+        }
+    named = {**vision, **values}
+    patch, side = _side(vision["patch_size"]), _side(vision.get("image_size"))
+    merge = math.prod(_side(named[name]) for name in _MERGE if named.get(name))
+    merge *= math.prod(round(1 / named[name]) for name in _RATIO if named.get(name))
+    of_patch = {"values_per_patch": 3 * patch**2 * (vision.get("temporal_patch_size") or 1)}
+    is_pixtral = vision.get("model_type") == "pixtral"
+    if not side or is_pixtral or "spatial_merge_size" in named:  # an image has as many patches as its size gives
+        window = vision.get("window_size")  # of all layers but few
+        return of_patch | {
+            "patches_per_token": merge**2,
+            "patches_seen": (window // patch) ** 2 if window else None,
+            "image_tokens": (side // (merge * patch)) ** 2 if is_pixtral else _LIMITS.get(kind, 16_384),
+            "token_pixels": (merge * patch) ** 2,
+        }
+    seen = (side // patch) ** 2
+    tokens = next((named[name] for name in _TOKENS if named.get(name)), seen // merge**2)
+    pins = values.get("image_grid_pinpoints") or []
+    tiles = 1 + max(height * width // side**2 for height, width in pins) if pins else _TILES.get(kind, 1)
+    return of_patch | {
+        "patches_per_token": max(1, seen // tokens),
+        "patches_seen": seen,
+        "image_tokens": tiles * tokens,
+    }
 
 
-# By the model's type: what reads its config's values and the size of the text's states.
-TOWERS: dict[str, Callable[[Mapping[str, Any], int], Tower]] = {
-    "qwen2_vl": lambda values, text_size: _qwen(values["vision_config"], text_size, gated=False),
-    "qwen2_5_vl": lambda values, text_size: _qwen(values["vision_config"], text_size, gated=True),
-    "qwen3_vl": _qwen3,
-    "qwen3_5": _qwen3,
-    "mistral3": _mistral3,
-    "gemma3": _gemma3,
-    "gemma4": _gemma4,
-    "idefics3": _idefics3,
-    "smolvlm": _idefics3,
-    "llava": _llava,
-}
+def _side(size: Any) -> int:
+    """A side of a square, of which some configs have both."""
+    return size[0] if isinstance(size, list | tuple) else size or 0

@@ -278,12 +278,16 @@ class Workload:
         return 0 if self.method == "full" else self.shape.adapter_parameters(self.lora_r, self.lora_targets, True)
 
     @property
+    def trained_in_tower(self) -> int:
+        """Parameters of the tower and its projector that train."""
+        if (tower := self.shape.tower) is None or self.method != "full":
+            return 0
+        return sum(size for part, size in tower.parameters.items() if part in self.trained_parts)
+
+    @property
     def frozen_in_tower(self) -> int:
         """Parameters of the tower and its projector that do not train."""
-        if (tower := self.shape.tower) is None:
-            return 0
-        sizes = {"vision": tower.vision_parameters, "projector": tower.projector_parameters}
-        return sum(size for part, size in sizes.items() if self.method != "full" or part not in self.trained_parts)
+        return self.shape.tower.num_parameters - self.trained_in_tower if self.shape.tower else 0
 
     @property
     def trainable_parameters(self) -> int:
@@ -307,7 +311,7 @@ class Workload:
         """The layers of the tower over the patches of a micro-batch, as if they were all of a model."""
         if not self.patches or not self.shape.tower:
             return None
-        trains = "vision" in self.trained_parts and self.method == "full"
+        trains = self.shape.tower.part in self.trained_parts and self.method == "full"
         own = {"method": "full"} if trains else {"method": "lora", "lora_targets": ()}
         changed: dict[str, Any] = {
             "rows": 1,
@@ -336,7 +340,7 @@ def uncovered(settings: MethodSettings, shape: Shape) -> list[str]:
     if (
         shape.tower
         and settings.method == "full"
-        and {"language"} <= set(settings.train_only or ()) <= {"vision", "projector", "language"}
+        and {"language"} <= set(settings.train_only or ()) <= {"vision", "audio", "projector", "language"}
     ):
         found.remove("train_only")
     found += ["adapter_type"] if settings.method != "full" and settings.adapter_type != "lora" else []

@@ -131,7 +131,7 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
         raise UserError("model_name_or_path", f"{settings.model_name_or_path} is {reason}", expected)
     attention = attention_of(settings, config, packing)
     try:
-        model = _on_meta(settings, config, attention)
+        model = on_meta(config, attention, settings.trust_remote_code)
     except Exception as error:  # the code of any family, also of the hub
         field = "attn_implementation" if "attention implementation" in str(error) else "model_name_or_path"
         found = f"{settings.model_name_or_path} cannot be built: {first_line(error)}"
@@ -168,7 +168,8 @@ def attention_of(settings: ModelSettings, config: Any, packing: bool) -> str:
     return VARLEN if settings.attn_implementation == "varlen" else settings.attn_implementation
 
 
-def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
+def on_meta(config: Any, attention: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Build the model of ``config`` on meta as it is. Raises ``ValueError`` if it has more than ``MAX_MODULES``."""
     num_modules = 0
 
     def count(*_: Any) -> None:
@@ -180,8 +181,8 @@ def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
     with torch.device("meta"), register_module_module_registration_hook(count):
         model = auto_class(config).from_config(
             plain_config(config),
-            attn_implementation=attention_by_part(config, attention),
-            trust_remote_code=settings.trust_remote_code,
+            attn_implementation=attention and attention_by_part(config, attention),
+            trust_remote_code=trust_remote_code,
         )
     model.requires_grad_(True)  # as weights that are loaded do, also where the code that builds them freezes some
     show_head(model)
@@ -341,7 +342,7 @@ def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str,
     if plan.reads_weights:
         model = _read_model(settings, config, plan, attention, seed)
     else:
-        model = _on_meta(settings, config, attention)
+        model = on_meta(config, attention, settings.trust_remote_code)
         if settings.method == "qlora":
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype), in_mxfp4(config))
     model.config.use_cache = False
@@ -391,7 +392,9 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
         options["device_map"] = {"": plan.device}
     if settings.method == "qlora":
         elsewhere = plan.quantise_on if plan.quantise_on != plan.device else None
-        options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention), elsewhere)
+        options["quantization_config"] = four_bit_config(
+            compute, on_meta(config, attention, settings.trust_remote_code), elsewhere
+        )
     name = settings.model_name_or_path
     plain_files = dequantising(config, name, settings.method) if quantisation_of(config) else nullcontext()
     try:

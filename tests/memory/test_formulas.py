@@ -63,6 +63,15 @@ def test_what_saves_memory_saves_what_the_simulation_shows():
         assert planned == pytest.approx(simulated, rel=0.025), (shape, method, fields)
 
 
+def test_an_encoder_that_trains_takes_what_the_simulation_shows():
+    """Four layers of text, 2,048 tokens, 1,536 of them of an image (benchmarks/plan_media.py)."""
+    parts = {"image_tokens": 1536, "trained_parts": ("vision", "projector", "language")}
+    for name, simulated in (("qwen3-vl-4b", 23.51), ("gemma-3-4b", 48.57), ("ministral-3-3b", 29.05)):
+        shape = replace(find_shape(name), num_layers=4)
+        planned = predict(Workload(shape=shape, method="full", length=2048, **parts)).tensors / GIB
+        assert planned == pytest.approx(simulated, rel=0.03), name
+
+
 def test_experts_take_what_the_simulation_shows():
     """Four layers of each, with 8,192 tokens. Fused experts are most of the weights, and FSDP gathers whole layers."""
     eight, on_all = {"strategy": FSDP2, "num_gpus": 8}, {"gradient_checkpointing": False}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kit.memory.families import shape_of
-from kit.memory.towers import TOWERS
+from kit.system.errors import UserError
 from kit.tools.plan.models import SHAPES, find_shape
 
 
@@ -39,11 +39,8 @@ def test_every_shipped_shape_has_the_parameters_of_its_real_class():
 
 
 @pytest.mark.slow
-def test_a_tower_has_the_parameters_of_its_real_class(tmp_path):
-    """Of each family that is planned, also the weights that qlora puts into 4 bits.
-
-    The tiny Gemma 3 has a head in its tower that the real ones lack.
-    """
+def test_a_model_that_reads_images_has_the_parameters_of_its_real_class(tmp_path):
+    """Also the weights of its text that qlora puts into 4 bits, which no formula reads from the model."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
     from vision_models import FAMILIES, make_vision_model
@@ -51,16 +48,14 @@ def test_a_tower_has_the_parameters_of_its_real_class(tmp_path):
     from kit.model.four_bit import quantised_on_meta
 
     shipped = [path.parent for path in SHAPES.glob("*/config.json") if find_shape(path.parent.name).tower]
-    made = [make_vision_model(family, tmp_path / family) for family in TOWERS.keys() & FAMILIES if family != "gemma3"]
+    made = [make_vision_model(family, tmp_path / family) for family in FAMILIES]
     assert len(shipped) == 14
     for folder in (*shipped, *made):
         shape, config = find_shape(str(folder)), AutoConfig.from_pretrained(folder)
         assert shape_of(config.to_dict(), "opened") == replace(shape, name="opened", folder=None)
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
-            text = next(each for each in ("language_model", "text_model") if hasattr(model.model, each))
-            layers = getattr(model.model, text).layers
-        kinds = Counter(tuple(sorted(_linears(layer).items())) for layer in layers)
+        kinds = Counter(tuple(sorted(_linears(layer).items())) for layer in model.get_decoder().layers)
         assert kinds == {
             tuple(sorted((e.path, (e.inputs, e.outputs)) for e in kind.linears)): n for n, kind in shape.kinds
         }
@@ -69,6 +64,40 @@ def test_a_tower_has_the_parameters_of_its_real_class(tmp_path):
             m.in_features * m.out_features for m in quantised_on_meta(model).modules() if hasattr(m, "quant_state")
         ]
         assert sum(sizes) == shape.linear_weights + shape.tower.linear_weights, folder
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        # Layers, hidden and feed-forward size, heads; whether gated, LayerNorm, and norms of heads.
+        ("qwen2.5-vl-7b", (32, 1280, 3420, 16, True, False, "")),
+        ("qwen3-vl-4b", (24, 1024, 4096, 16, False, True, "")),
+        ("gemma-4-e2b", (16, 768, 3072, 12, True, False, "head")),
+        ("ministral-3-3b", (24, 1024, 4096, 16, True, False, "")),
+        ("gemma-3-4b", (27, 1152, 4304, 16, False, True, "")),
+    ],
+)
+def test_the_layers_of_an_encoder_are_read_from_the_model(name, layers):
+    """The sizes are those of the published configs."""
+    tower = find_shape(name).tower
+    own = tower.layers
+    sizes = own.num_layers, own.hidden_size, own.intermediate_size, own.num_heads
+    assert (*sizes, own.gated, own.layer_norm, own.norm_of_heads) == layers
+    assert own.own_vectors == 0 and own.kv_size == own.query_size == own.hidden_size
+
+
+def test_a_family_without_a_line_is_read_or_refused():
+    """GLM-4.1V's text is in no table. Llama 4 has experts of its own, and Idefics 2 a resampler of every patch."""
+    shape = shape_of({"model_type": "glm4v", "vision_config": {}, "text_config": {}}, "glm")
+    assert shape.num_parameters == 10_292_777_472
+    assert (shape.num_norms, [each.name for each in shape.linears][-2:]) == (4, ["gate_up_proj", "down_proj"])
+    for kind, of_text, message in (
+        ("llama4", {"num_hidden_layers": 2}, "do not cover the family 'llama4_text'"),
+        ("idefics2", {"model_type": "mistral", "num_hidden_layers": 2}, "its projector has layers with attention"),
+        ("no_such_model", {}, "cannot be built without weights"),
+    ):
+        with pytest.raises(UserError, match=message):
+            shape_of({"model_type": kind, "vision_config": {}, "text_config": of_text}, kind)
 
 
 def _linears(layer):
