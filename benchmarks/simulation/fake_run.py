@@ -38,7 +38,7 @@ from benchmarks.simulation.fake_tensors import (
     teach_fake_tensors,
 )
 from benchmarks.simulation.gradients import all_gradients
-from benchmarks.simulation.images import answer_for_values, encoder_inputs, token_inputs
+from benchmarks.simulation.images import encoder_inputs, keep_integers, placeholder_id, token_inputs
 from benchmarks.simulation.labels import label_frozen, label_storages
 from benchmarks.simulation.meter import FLOPS, Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
@@ -54,6 +54,7 @@ from kit.data.kinds.preference import PreferenceRows
 from kit.data.kinds.unpaired_preference import UnpairedPreferenceRows
 from kit.data.samples.records import Table
 from kit.memory.families import shape_of
+from kit.memory.shape import Tower
 from kit.model.build import attention_of, build_model, build_teacher, open_config
 from kit.model.teacher import teacher_settings
 from kit.strategy.gradients import hold_in_float32, trains_in_bf16
@@ -74,11 +75,12 @@ class RandomSamples(Table):
     the label is true.
 
     Attributes:
-        image_tokens: of each row, if ``config`` is that of a model that reads images.
+        image_tokens: of each row, if ``model`` reads images, with the encoder ``tower``.
     """
 
     image_tokens = 0
-    config: Any = None
+    model: Any = None
+    tower: Any = None
 
     def __init__(self, sequence_lengths: np.ndarray, vocab_size: int, kind: RowKind = ANSWER_ROWS) -> None:
         """
@@ -108,17 +110,17 @@ class RandomSamples(Table):
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
+        if self.model is not None:
+            ids[: self.image_tokens] = placeholder_id(self.model.config)
         return ids, np.ones(len(ids), np.float32)
 
     def media_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
         """See ``Table``."""
         if not self.image_tokens:
             return {}
-        config, rows = self.config, len(input_ids)
-        tower = shape_of(config.to_dict(), "simulated").tower
-        assert tower
-        inputs = encoder_inputs(config, tower, rows, self.image_tokens)
-        return {"encoder_inputs": inputs, "token_inputs": token_inputs(config, input_ids.shape)}
+        rows = len(input_ids)
+        inputs = encoder_inputs(self.model.config, self.tower, rows, self.image_tokens)
+        return {"encoder_inputs": inputs, "token_inputs": token_inputs(self.model, input_ids.shape)}
 
     def origin(self, i: int) -> str:
         """Return a name for sample ``i``."""
@@ -151,12 +153,15 @@ class FakeRun:
         meter: Meter,
         device_memory: int | None = None,
         image_tokens: int = 0,
+        tower: Tower | None = None,
     ) -> None:
         """
         Args:
             device_memory: bytes of the GPU for which the CPU device stands; None: it stands for none.
             image_tokens: of each row, which stand for an image.
+            tower: that encodes it.
         """
+        self._tower = tower
         self._device_memory = device_memory
         self._image_tokens = image_tokens
         self._recipe, self._topology, self._meter = recipe, topology, meter
@@ -173,11 +178,6 @@ class FakeRun:
         """Build what a run builds before its first step. Returns the compute dtype."""
         recipe, topology, config = self._recipe, self._topology, open_config(self._recipe)
         self.vocab_size = config.get_text_config().vocab_size
-        self._config = config
-        if self._image_tokens:
-            tower = shape_of(config.to_dict(), "simulated").tower
-            assert tower
-            answer_for_values(self._image_tokens, tower)
         attention_of(recipe, config, recipe.packing)
         accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
         plan = replace(plan, device_memory=self._device_memory or plan.device_memory)
@@ -189,6 +189,7 @@ class FakeRun:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
+        self._base = model.get_base_model() if hasattr(model, "get_base_model") else model
         optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate, recipe.seed)
         self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
         del model, optimizer
@@ -209,7 +210,7 @@ class FakeRun:
         num_items = recipe.micro_batch_size * self._topology.num_data_ranks * num_micro_batches
         num, length = (4 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
         samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, kind_of(recipe))
-        samples.image_tokens, samples.config = self._image_tokens, self._config
+        samples.image_tokens, samples.model, samples.tower = self._image_tokens, self._base, self._tower
         return samples.with_references() if recipe.precomputes_reference else samples
 
     def sequence_lengths(self, num_samples: int, length: int) -> np.ndarray:
@@ -288,6 +289,10 @@ def main() -> None:
     keep_inputs_on_host(meter)
     if topology.strategy.offloads:
         offload_to_host(meter)
+    tower = None
+    if request["image_tokens"]:
+        tower = shape_of(open_config(recipe).to_dict(), "simulated").tower
+        keep_integers()
     steps: list[Tally] = []
 
     def say(what: str) -> None:
@@ -296,7 +301,7 @@ def main() -> None:
     answer: dict[str, Any] = {}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
-            run = FakeRun(recipe, topology, meter, request["device_memory"], request["image_tokens"])
+            run = FakeRun(recipe, topology, meter, request["device_memory"], request["image_tokens"], tower)
             with meter.on_host() if topology.strategy.offloads else nullcontext():
                 run.build()
                 say("model built")

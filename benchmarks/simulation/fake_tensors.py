@@ -109,6 +109,8 @@ def _address(self: Any) -> int:
 
 
 def _tolist(self: Any) -> Any:
+    if self.constant is not None:
+        return self.constant.tolist()
     host = self.cpu()  # the device is read once, not once an element
     return host.item() if not host.dim() else [_tolist(row) if row.dim() else row.item() for row in host]
 

@@ -131,10 +131,12 @@ class Meter(Storages, TorchDispatchMode):
         """Call the operation, or answer what a fake tensor cannot: a number, or a shape."""
         if name in WAITS_FOR_VALUE and isinstance(args[0], FakeTensor):
             self._tally.waits += 1
+            if args[0].constant is not None:
+                return func(*args, **kwargs)
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1
-        if name == "nonzero" and isinstance(args[0], FakeTensor):  # at most every element
+        if name == "nonzero" and isinstance(args[0], FakeTensor) and args[0].constant is None:  # at most every element
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         return func(*args, **kwargs)
 
