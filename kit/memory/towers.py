@@ -82,11 +82,10 @@ def read_parts(values: Mapping[str, Any]) -> Parts:
             linear_weights=sum(sizes.get(f"{name}.weight", 0) for name in quantised),
             **_patches(config),
         )
+    head = model.get_output_embeddings()
+    is_tied = head is not None and head.weight is model.get_input_embeddings().weight
     return Parts(
-        text={
-            **config.get_text_config().to_dict(),
-            "tie_word_embeddings": getattr(config, "tie_word_embeddings", False),
-        },
+        text={**config.get_text_config().to_dict(), "tie_word_embeddings": is_tied},  # whatever its configs say
         layer=layer if layer and not layer.own_vectors else None,
         tower=tower,
         num_parameters=model.num_parameters(),
