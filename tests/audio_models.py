@@ -138,7 +138,9 @@ def make_audio_model(family: str, folder: Path) -> Path:
     settings = config_of(tokenizer.get_vocab())
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
     settings["text_config"] = settings["text_config"] | {"vocab_size": len(tokenizer), **ends}
-    config = transformers.AutoConfig.for_model(family, **settings, tie_word_embeddings=False)
+    ties = family == "gemma4"  # as published; its code reads the embeddings beside their layer
+    settings["text_config"]["tie_word_embeddings"] = ties
+    config = transformers.AutoConfig.for_model(family, **settings, tie_word_embeddings=ties)
     torch.manual_seed(0)
     model = transformers.AutoModelForMultimodalLM.from_config(config)
     with torch.no_grad():

@@ -11,13 +11,14 @@ pytestmark = pytest.mark.slow
 # Of two ranks, one often has no sound in its micro-batch.
 ROWS = [[0.7], [], [0.4, 0.9], [], [0.33], [0.5, 0.25, 0.6], []] * 3
 FLAGS = {"method": "full", "train_only": "audio,projector,language", "global_batch_size": 6, "max_steps": 6}
+FLAGS["max_length"] = 2048  # a sound is 375 tokens of Voxtral
 
 
 def losses(run):
     return [row["loss"] for row in run.rows if "loss" in row]
 
 
-@pytest.mark.parametrize("family", matrix(["qwen2_audio", "gemma4", "qwen3_asr", "voxtral"]))
+@pytest.mark.parametrize("family", matrix(["qwen2_audio", "qwen3_asr", "voxtral"]))
 def test_ranks_with_and_without_sounds_compute_what_one_process_computes(family, finetune, fp32, audio_model, tmp_path):
     data = write_rows(tmp_path, ROWS)
     flags = FLAGS | {"model_name_or_path": audio_model(family), "dataset": data, "eval_split_size": 5}
