@@ -96,12 +96,12 @@ def own_loss(model: Any, processor: Any, row: dict[str, Any], folder: Path) -> t
     messages = [{"role": "user", "content": parts}, answer]
     render = processor.tokenizer.apply_chat_template
     text, prompt = render(messages, tokenize=False), render(messages[:1], tokenize=False, add_generation_prompt=True)
-    options = {"return_tensors": "pt", "add_special_tokens": False} | ({"images": pictures} if pictures else {})
-    if hasattr(getattr(model, "model", None), "get_rope_index"):
-        options |= {"return_mm_token_type_ids": True}  # some processors are to be asked for what their models need
-    encode = processor if pictures or _takes_text(processor, text) else processor.tokenizer
-    if encode is processor.tokenizer:
-        options = {"return_tensors": "pt", "add_special_tokens": False}
+    options: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": False}
+    encode = processor if pictures or _takes(processor, text) else processor.tokenizer
+    if pictures:  # those of each row, as transformers' own apply_chat_template gives them, if the processor takes that
+        options["images"] = [pictures] if _takes(processor, text, images=[pictures]) else pictures
+    if encode is processor and hasattr(getattr(model, "model", None), "get_rope_index"):
+        options["return_mm_token_type_ids"] = True  # some processors are to be asked for what their models need
     inputs, num_asked = encode(text=[text], **options), encode(text=[prompt], **options)["input_ids"].shape[1]
     inputs.pop("labels", None)
     labels = inputs["input_ids"].clone()
@@ -113,10 +113,10 @@ def own_loss(model: Any, processor: Any, row: dict[str, Any], folder: Path) -> t
     return loss * number, inputs["input_ids"][0].tolist(), number
 
 
-def _takes_text(processor: Any, text: str) -> bool:
-    """Whether the processor encodes a text without an image."""
+def _takes(processor: Any, text: str, **options: Any) -> bool:
+    """Whether the processor encodes such a text: without an image, or with those of each row in a list."""
     try:
-        processor(text=[text])
+        processor(text=[text], **options)
     except ValueError:
         return False
     return True

@@ -114,7 +114,10 @@ FAMILIES: dict[str, Family] = {
         processor={"size_conversion": {490: 8, 980: 8}},
     ),
     "aya_vision": Family(processor={"patch_size": 14, "img_size": 56, "downsample_factor": 2}),
-    "cohere2_vision": Family(images={"patch_size": 2}),
+    "cohere2_vision": Family(
+        config={"vision_config": {"image_size": 128, "patch_size": 16}},
+        images={"patch_size": 4, "size": {"height": 128, "width": 128}},
+    ),
     "cohere_compass": Family(
         "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
         ids={"vision_start": "<|VISION_START|>", "vision_end": "<|VISION_END|>"},
