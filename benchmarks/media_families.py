@@ -144,7 +144,7 @@ def of_one_process(family: str, folder: Path) -> dict[str, Any]:
         rows = [json.loads(line) for line in data.read_text().splitlines()]
         opened = tiny_media.model_class(transformers.AutoConfig.from_pretrained(folder))
         reference = opened.from_pretrained(folder).train()
-        stage = "its own code fails"
+        stage = "not made so that its own code runs"
         own = [own_loss(reference, processor, row, folder) for row in rows]
         loss: Any = sum(loss for loss, _, _ in own)
         loss.backward()
