@@ -116,8 +116,8 @@ def own_loss(model: Any, processor: Any, row: dict[str, Any], folder: Path) -> t
 def _takes(processor: Any, text: str, **options: Any) -> bool:
     """Whether the processor encodes such a text: without an image, or with those of each row in a list."""
     try:
-        processor(text=[text], **options)
-    except ValueError:
+        processor(text=[text], return_tensors="pt", **options)
+    except (ValueError, TypeError):
         return False
     return True
 
