@@ -44,7 +44,10 @@ from peft import PeftModel
 from tiny_families import VOCABULARY, make_model
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
@@ -54,7 +57,7 @@ from kit.data.samples.records import Table
 from kit.export.final import replace_folder
 from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
-from kit.model.pretrained.classes import VISION_LANGUAGE_FAMILIES, auto_class
+from kit.model.pretrained.classes import auto_class
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
 from kit.strategy.topology import Topology
@@ -370,7 +373,9 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the children are forks
     kept = options.json and options.json.exists()
     rows = {r["family"]: r for r in json.loads(options.json.read_text())} if kept else {}
-    families = options.families or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_LANGUAGE_FAMILIES})
+    families = options.families or sorted(
+        {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    )
     for i, family in enumerate(families):
         if family in rows and not options.families:
             continue

@@ -52,7 +52,7 @@ from kit.model.layers.loss_head import install_loss_head
 from kit.model.layers.tiled_mlp import check_tiled_mlp, install_tiled_mlp
 from kit.model.layers.trained_linear import install_shared_casts, install_trained_linear
 from kit.model.load_plan import LoadPlan
-from kit.model.pretrained.classes import auto_class, why_no_text
+from kit.model.pretrained.classes import auto_class
 from kit.model.pretrained.dequantise import dequantising, in_mxfp4, is_read_plain, plain_config, quantisation_of
 from kit.model.pretrained.heads import check_head, draw_head, head_of, show_head, silent_about_head, with_head
 from kit.model.pretrained.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
@@ -126,9 +126,6 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
     reason = _why_not_causal(config)
     if reason:
         raise UserError("model_name_or_path", f"{found}: {reason}")
-    if reason := why_no_text(config):
-        expected = "a text-only model, or a vision-language model of a family in docs/models.md"
-        raise UserError("model_name_or_path", f"{settings.model_name_or_path} is {reason}", expected)
     attention = attention_of(settings, config, packing)
     try:
         model = on_meta(config, attention, settings.trust_remote_code)

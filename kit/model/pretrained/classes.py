@@ -1,7 +1,7 @@
 """Which class of transformers opens the model of a config.
 
 Promises: a checkpoint that reads images or audio too is opened whole, by the class that its config names, so that
-``final/`` holds it whole. Only families are opened so whose text is known to be trained as their own code would.
+``final/`` holds it whole. ``kit.train.checks`` proves before the first step that it is one to train on text.
 """
 
 from typing import Any
@@ -15,21 +15,6 @@ from transformers.models.auto.modeling_auto import (
 
 from kit.model.pretrained.heads import class_of_head
 
-# Families of models of text and images that ``benchmarks/families.py`` has found right on text. Others need an image in
-# each row (BLIP, Idefics, Kosmos 2), have an encoder for text (Florence 2), or let tokens attend to later ones.
-VISION_LANGUAGE_FAMILIES = frozenset(
-    """
-    aria aya_vision cohere2_vision cosmos3_omni deepseek_vl deepseek_vl_hybrid emu3 ernie4_5_vl_moe
-    glm46v glm4v glm4v_moe glm_ocr glmga got_ocr2 granite_docling hyperclovax_vision_v2 idefics2 idefics3 inkling2
-    internvl kimi_k25 lfm2_vl lfm3_vl lighton_ocr llama4 llava llava_next llava_next_video llava_onevision minicpm_ocr
-    minicpmv4_6 minicpmv4_7 minimax_m3_vl mistral3 mistral4 mllama muse_glimmer ovis2 paddleocr_vl pp_chart2table
-    qianfan_ocr qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen4_exp smolvlm video_llama_3
-    video_llava vipllava
-    """.split()
-)
-# Families of models of text and audio.
-AUDIO_FAMILIES = frozenset("glmasr granite_speech granite_speech_plus qwen2_audio qwen3_asr voxtral".split())
-
 
 def auto_class(config: Any) -> Any:
     """Return the auto class of transformers that opens and builds the model of ``config``.
@@ -39,8 +24,8 @@ def auto_class(config: Any) -> Any:
     """
     if of_head := class_of_head(config):
         return of_head
-    whole = _whole_class(config)
-    if whole is None or config.model_type not in VISION_LANGUAGE_FAMILIES | AUDIO_FAMILIES:
+    whole = whole_class(config)
+    if whole is None:
         return AutoModelForCausalLM
     if whole.__name__ not in (config.architectures or ()) and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return AutoModelForCausalLM
@@ -53,15 +38,6 @@ def model_class(config: Any) -> Any:
     return auto_class(config)._model_mapping.get(type(config), None)
 
 
-def why_no_text(config: Any) -> str:
-    """Return why a multimodal model cannot be trained on text; empty if it can, or if it is text-only."""
-    brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    whole = _whole_class(config)
-    if whole is None or brings_class or model_class(config) is not None:
-        return ""
-    kind = "vision-language" if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else "multimodal"
-    return f"a {whole.__name__}, a {kind} model that was not tested on text"
-
-
-def _whole_class(config: Any) -> Any:
+def whole_class(config: Any) -> Any:
+    """Return the class of the model of text, images and audio of ``config``; None if there is none."""
     return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
