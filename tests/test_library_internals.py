@@ -52,7 +52,8 @@ INTERNALS = {
     "transformers.models.mixtral.modeling_mixtral.MixtralExperts": "_apply_gate",
     "transformers.quantizers.quantizer_bnb_4bit.Bnb4BitHfQuantizer": "_process_model_after_weight_loading",
     "peft.tuners.lora.layer.ParamWrapper": "num_experts parameter_name",
-    "transformers.ProcessorMixin": "_merge_kwargs _process_images prepare_inputs_layout",
+    "transformers.ProcessorMixin": "_audio_processor _check_special_mm_tokens _merge_kwargs _process_audio",
+    "transformers.VoxtralProcessor": "_retrieve_input_features",
     "transformers.Qwen2VLProcessor": "_get_num_multimodal_tokens",
     "transformers.utils.hub.cached_files": (
         "_raise_exceptions_for_connection_errors _raise_exceptions_for_missing_entries"

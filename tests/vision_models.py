@@ -91,6 +91,21 @@ def _llava_next(ids: dict[str, int]) -> dict[str, Any]:
     return _llava(ids) | {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 
 
+def _llava_onevision(ids: dict[str, int]) -> dict[str, Any]:
+    vision = {"model_type": "siglip_vision_model", **_SIGLIP, "vision_use_head": False}
+    text = {"model_type": "qwen2", **_SHAPE}
+    tokens = {"image_token_id": ids["<image>"], "video_token_id": ids["<video>"]}
+    return {"vision_config": vision, "text_config": text, **tokens, **_PINS}
+
+
+def _idefics2(ids: dict[str, int]) -> dict[str, Any]:
+    text = {"model_type": "mistral", **_SHAPE}
+    resampler = {"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 2}
+    resampler |= {"resampler_head_dim": 8, "num_key_value_heads": 2}
+    parts = {"vision_config": _SIGLIP, "perceiver_config": resampler, "text_config": text}
+    return {**parts, "image_token_id": ids["<image>"]}
+
+
 def _internvl(ids: dict[str, int]) -> dict[str, Any]:
     vision = {**_SIGLIP, "image_size": [56, 56], "patch_size": [14, 14]}
     text = {"model_type": "qwen2", **_SHAPE}
@@ -151,6 +166,20 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], list[str], str]] 
         {"image_seq_length": 4},
         ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
         "<start_of_image>",
+    ),
+    "llava_onevision": (
+        _llava_onevision,
+        {"size": {"height": 56, "width": 56}, **_PINS},
+        {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        ["<image>", "<video>"],
+        "<image>",
+    ),
+    "idefics2": (
+        _idefics2,
+        {"size": {"longest_edge": 56, "shortest_edge": 56}, "do_image_splitting": False},
+        {"image_seq_len": 4},
+        ["<fake_token_around_image>", "<image>", "<end_of_utterance>"],
+        "<image>",
     ),
     "idefics3": (_idefics3, _TILES, {"image_seq_len": 4}, _IDEFICS, "<image>"),
     "smolvlm": (_idefics3, _TILES, {"image_seq_len": 4}, _IDEFICS, "<image>"),

@@ -61,7 +61,7 @@ def prompt_ids(model: Opened, messages: list[Message], media: Sequence[Media] = 
                 raise model.template.refusal(
                     f"{len(pieces) - 1} placeholders in the prompt for {len(media)} images and sounds"
                 )
-            text = "".join(chain.from_iterable(zip(pieces, [*model.media.texts(media), ""], strict=True)))
+            text = "".join(chain.from_iterable(zip(pieces, [*model.media.texts(media, pieces), ""], strict=True)))
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
         raise UserError("the prompt", "empty", "some text")

@@ -87,7 +87,7 @@ def test_loss_and_gradients_are_those_of_the_family(family, audio_model, tmp_pat
         if reference is None:
             reference = auto_class(checked.config).from_pretrained(audio_model(family)).train()
             for i, row in enumerate(rows):
-                loss, ids = own_losses(reference, checked.data.encoder.media.processor, row, tmp_path)
+                loss, ids = own_losses(reference, checked.data.encoder.media.only({"audio"}).processor, row, tmp_path)
                 assert checked.data.train[i][0].tolist() == ids
                 loss.backward()
                 expected.append(loss.item())

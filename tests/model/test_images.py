@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import ROOT, matrix
 from transformers.models.smolvlm import processing_smolvlm
-from vision_models import picture, write_rows
+from vision_models import FAMILIES, picture, write_rows
 
 from kit.config.recipe import Recipe
 from kit.data.feed.data_ranks import Ranks
@@ -21,7 +21,6 @@ from kit.export.final import write_model
 from kit.model.adapters.freeze import parts_of
 from kit.model.build import build_model
 from kit.model.load_plan import LoadPlan
-from kit.model.media.codec import FAMILIES
 from kit.model.pretrained.classes import auto_class
 from kit.preflight import preflight
 from kit.strategy.weights import whole_state
@@ -298,7 +297,8 @@ def test_adapters_are_on_the_parts_that_are_named_and_train_there(changes, adapt
 def test_a_family_that_is_not_supported_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(
-        UserError, match=r"images: given, but this model does not accept images \(at .*\); expected a model of qwen2_vl"
+        UserError,
+        match=r"images: given, but this model does not accept images \(at .*\); expected a vision-language model",
     ):
         check(model_folder, data)
 

@@ -94,8 +94,12 @@ class MediaCodec(Protocol):
     def key(self) -> str:
         """What identifies all this in the key of a cache entry."""
 
-    def texts(self, media: Sequence[Media]) -> list[str]:
+    def texts(self, media: Sequence[Media], around: Sequence[str] = ()) -> list[str]:
         """Return the text of each image of a row: one placeholder per feature, with the tokens around them.
+
+        Args:
+            around: the texts before, between and after them, on which some processors make it depend. Of images with
+                nothing between them, the first one's text may be that of all.
 
         Raises ``UserError`` if the processor refuses one.
         """
@@ -112,8 +116,11 @@ class MediaCodec(Protocol):
     def __or__(self, other: Any) -> "MediaCodec":
         """Return the codec of data with the kinds of both."""
 
-    def example(self, seed: int) -> tuple[list[int], Any]:
-        """Return the ids that stand for a picture of random colours, and this picture."""
+    def example(self, seed: int, width: int = 1) -> tuple[list[int], Any]:
+        """Return the ids that stand for a picture of random colours, and this picture, ``width`` times as wide."""
+
+    def own_inputs(self, text: str, media: Sequence[Media]) -> dict[str, Any]:
+        """Return the inputs of a row with images as the processor itself makes them of a text with ``tokens``."""
 
     def shown(self, text: str) -> str:
         """Return a decoded prompt with one placeholder for each image."""
@@ -280,9 +287,9 @@ class _Encoder:
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
         of_media: frozenset[int] = frozenset()
         if self.media:
-            of_drafts = [self.media.texts(media[: draft.num_media]) for draft in drafts]
-            drafts = [self.with_placeholders(*each, template) for each in zip(drafts, of_drafts, strict=True)]
-            texts = set(chain.from_iterable(of_drafts))
+            expanded = [self.with_placeholders(draft, media[: draft.num_media], template) for draft in drafts]
+            drafts = [draft for draft, _ in expanded]
+            texts = set(chain.from_iterable(of_draft for _, of_draft in expanded))
             of_media = frozenset().union(*map(self.media.ids, texts))
         samples = yield from self.encode_drafts(drafts, template)
         starts = [ids[:2] for ids, _ in samples]
@@ -303,15 +310,17 @@ class _Encoder:
         encoded[0] = replace(encoded[0], remarks=tuple(remarks))
         return encoded
 
-    def with_placeholders(self, draft: Draft, texts: Sequence[str], template: Template) -> Draft:
-        """Put the placeholders of images, which ``texts`` are, where the template has written its token for them.
+    def with_placeholders(
+        self, draft: Draft, media: Sequence[Media], template: Template
+    ) -> tuple[Draft, Sequence[str]]:
+        """Put the placeholders of images where the template has written its token for them. Returns them too.
 
         Raises ``UserError`` if the text has more or fewer such tokens than images.
         """
         assert self.media is not None
         pattern = "|".join(map(re.escape, self.media.tokens.values()))
         places = [match.span() for match in re.finditer(pattern, draft.text)]
-        if draft.num_media > len(texts):
+        if draft.num_media > len(media):
             raise UserError("messages", "the character U+FDD2, which stands for an image", "a text without it")
         if len(places) != draft.num_media:
             tokens = " or ".join(self.media.tokens.values())
@@ -319,11 +328,11 @@ class _Encoder:
             if len(places) < draft.num_media:
                 raise template.refusal(f"the chat template leaves images out: {found}")
             raise UserError("messages", f"{found}: the text itself has it", f"no {tokens} in a text")
-        if not draft.num_media:
-            return draft
         borders = [end for _, end in places]
-        pieces = [draft.text[at:start] for at, (start, _) in zip([0, *borders], places, strict=False)]
-        text = "".join(chain.from_iterable(zip(pieces, texts, strict=True))) + draft.text[borders[-1] :]
+        starts = [start for start, _ in places]
+        pieces = [draft.text[at:start] for at, start in zip([0, *borders], [*starts, None], strict=True)]
+        texts = self.media.texts(media, pieces)
+        text = "".join(chain.from_iterable(zip(pieces, texts, strict=False))) + pieces[-1]
         # By how much the text is longer up to each border.
         sums = [0, *accumulate(len(new) - (end - start) for new, (start, end) in zip(texts, places, strict=True))]
 
@@ -331,7 +340,7 @@ class _Encoder:
             return at + sums[bisect_right(borders, at)]
 
         spans = [(moved(start), moved(end), weight) for start, end, weight in draft.spans]
-        return replace(draft, text=text, spans=spans)
+        return replace(draft, text=text, spans=spans), texts
 
     def encode_drafts(self, drafts: list[Draft], template: Template) -> TokenRequests:
         """Return ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""

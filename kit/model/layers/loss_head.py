@@ -24,7 +24,7 @@ for known gives the losses of these logits.
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any, NamedTuple
@@ -146,7 +146,8 @@ def install_loss_head(
         if shared and change_embeddings:
             change_embeddings = shared.change(change_embeddings)
         with changed_embeddings(self, model_losses.with_dummy_media(change_embeddings, dummy)):
-            losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs, shared)
+            own = self.uses_own_logits or model_losses.beside_decoder(kwargs | (dummy or {}))
+            losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs, shared, own)
         return (losses, router_loss) if with_router_loss else losses
 
     # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
@@ -309,15 +310,34 @@ class _ModelLosses:
         self._sequence_group = sequence_group
         self._plain_forward = model.forward
         self._decoder = _decoder(model) or model.forward
+        names = [hasattr(each, "get_image_features") for each in (self._decoder, model)]
+        self._encoder = model if names == [False, True] else self._decoder
+        # Some read images in the forward of the whole model (Llama 4), not in that of the decoder.
+        of_images, of_whole, of_decoder = (
+            set(inspect.signature(each).parameters) if each else set()
+            for each in (
+                getattr(self._encoder, "get_image_features", None),
+                model.forward,
+                getattr(self._decoder, "forward", self._decoder),
+            )
+        )
+        self._beside_decoder = of_images & of_whole - of_decoder
         self._packs = install_packs(model)
         self._needs_mask = needs_mask(model.config)
         rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-        self._has_positions_of_images = "mrope_section" in rope
+        self._position_axes = len(rope.get("mrope_section", ()))
         self._router_aux_loss_coef = router_aux_loss_coef
         self._always_encodes = always_encodes
 
     def __call__(
-        self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any, shared: SequenceSlice | None
+        self,
+        model: Any,
+        wanted: _Wanted,
+        token_mask: Any,
+        args: Any,
+        kwargs: Any,
+        shared: SequenceSlice | None,
+        own_logits: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the loss of each target, float32 [S], or its values; and the load-balancing loss, if asked for."""
         if shared:
@@ -335,9 +355,10 @@ class _ModelLosses:
         if needs_masks and has_alibi(model):
             kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
         # Of packs that transformers finds, it would look up the images of a token by its position in its sample.
-        of_blocks = without_search_for_packs() if "token_type_ids" in kwargs else nullcontext()
+        has_blocks = not kwargs.keys().isdisjoint(("token_type_ids", "mm_token_type_ids"))
+        of_blocks = without_search_for_packs() if has_blocks else nullcontext()
         with masks, of_blocks:
-            if model.uses_own_logits:
+            if own_logits:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
@@ -365,6 +386,10 @@ class _ModelLosses:
             return None
         return SequenceSlice(self._sequence_group, kwargs["input_ids"], wanted.target_positions)
 
+    def beside_decoder(self, names: Iterable[str]) -> bool:
+        """Whether the decoder takes no argument of one of these names, but the whole model, for images."""
+        return not self._beside_decoder.isdisjoint(names)
+
     def with_dummy_media(self, change: ChangeEmbeddings | None, dummy: Any) -> ChangeEmbeddings | None:
         """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``dummy``.
 
@@ -375,7 +400,7 @@ class _ModelLosses:
             return change
 
         def changed(embeddings: torch.Tensor) -> torch.Tensor:
-            features = tree_leaves(_features(self._decoder, dummy))
+            features = tree_leaves(_features(self._encoder, dummy))
             zero = 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
             embeddings = embeddings if change is None else change(embeddings)
             return embeddings + zero.to(embeddings.dtype)
@@ -401,10 +426,10 @@ class _ModelLosses:
         if not self._needs_mask and not routers:
             left_out.add("attention_mask")
         given = {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
-        if self._has_positions_of_images and "position_ids" in given and given["position_ids"].ndim == 2:
-            # [B, T] -> [4, B, T]: the place in the text, by which packs are found, and three axes of an image, which
-            # are all the place in the text here.
-            given["position_ids"] = given["position_ids"].expand(4, -1, -1)
+        if self._position_axes and "position_ids" in given and given["position_ids"].ndim == 2:
+            # [B, T] -> [1 + axes, B, T]: the place in the text, by which packs are found, and the axes of an image,
+            # which are all the place in the text here.
+            given["position_ids"] = given["position_ids"].expand(1 + self._position_axes, -1, -1)
         return given
 
 

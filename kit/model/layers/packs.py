@@ -53,7 +53,7 @@ class Packs:
 
     def apart(self, forward: Callable[..., torch.Tensor], hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return what a layer computes of hidden states [B, T, h], each sample in a separate row."""
-        if not self._lengths:
+        if hidden.shape[:2].numel() != sum(self._lengths):  # not packed, or a layer of an encoder
             return forward(hidden, **kwargs)
         samples = hidden.flatten(0, 1).split(self._lengths)
         by_size: dict[int, list[int]] = {}  # the samples of up to 1, 2, 4, 8, ... tokens

@@ -136,8 +136,8 @@ class AudioInputs:
         text = self._of((self.rate, self.rate))
         return f"audio: {type(self._extractor).__name__}; a second is {text.count(self._token)} tokens"
 
-    def texts(self, media: Sequence[Media]) -> list[str]:
-        """See ``MediaCodec``."""
+    def texts(self, media: Sequence[Media], around: Sequence[str] = ()) -> list[str]:
+        """See ``MediaCodec``. Nothing around a sound matters."""
         return [self._of(each.size) for each in media]
 
     def count(self, text: str) -> int:
@@ -153,7 +153,7 @@ class AudioInputs:
         """Return ``text`` with repeated placeholders shortened to one."""
         return re.sub(f"({re.escape(self._token)}){{2,}}", self._token, text)
 
-    def example(self, seed: int) -> tuple[list[int], Media]:
+    def example(self, seed: int, width: int = 1) -> tuple[list[int], Media]:
         """Return a sound of noise, and the tokens that stand for it."""
         media = inspect("audio", as_wav(self._noise(seed, int(_EXAMPLE_SECONDS * self.rate)).tolist(), self.rate), "")
         (text,) = self.texts([media])

@@ -27,7 +27,7 @@ def open_media(
     Raises:
         UserError: the model reads none, its processor or what that needs is not there, or it does not take a setting.
     """
-    decoder = getattr(meta_model, meta_model.base_model_prefix, None) or meta_model.model
+    decoder = getattr(meta_model, meta_model.base_model_prefix, None) or getattr(meta_model, "model", meta_model)
     codecs: dict[MediaKind, Any] = {}
     problems: dict[MediaKind, Problem] = {}
     for kind in ("image", "audio"):
@@ -74,8 +74,10 @@ class ModelMedia:
         """A line for the user."""
         return "; ".join(codec.description for codec in self.codecs.values())
 
-    def texts(self, media: Sequence[Media]) -> list[str]:
-        """See ``MediaCodec``."""
+    def texts(self, media: Sequence[Media], around: Sequence[str] = ()) -> list[str]:
+        """See ``MediaCodec``. What is around them matters to none that reads two kinds."""
+        if len({each.kind for each in media}) == 1:
+            return self.codecs[media[0].kind].texts(media, around)
         of_kinds = {
             kind: iter(codec.texts([m for m in media if m.kind == kind])) for kind, codec in self.codecs.items()
         }
@@ -89,9 +91,15 @@ class ModelMedia:
         """See ``MediaCodec``."""
         return next(iter(self.codecs.values())).ids(text)
 
-    def example(self, seed: int) -> tuple[list[int], Media]:
+    def example(self, seed: int, width: int = 1) -> tuple[list[int], Media]:
         """See ``MediaCodec``: of each kind in turn."""
-        return [*self.codecs.values()][seed % len(self.codecs)].example(seed)
+        return [*self.codecs.values()][seed % len(self.codecs)].example(seed, width)
+
+    def own_inputs(self, text: str, media: Sequence[Media]) -> dict[str, Any]:
+        """See ``MediaCodec``."""
+        images = self.codecs["image"]
+        assert isinstance(images, MediaInputs)
+        return images.own_inputs(text, media)
 
     def shown(self, text: str) -> str:
         """See ``MediaCodec``."""
