@@ -14,9 +14,11 @@ from kit.model.summary import describe_parts
 from kit.strategy.accelerator import Prepared, layer_classes, prepare
 from kit.strategy.processes.rendezvous import together
 from kit.system import phases
+from kit.train.checks.causality import check_causality
 from kit.train.checks.compilation import compile_first
 from kit.train.checks.head_proof import prove_head
 from kit.train.checks.isolation import check_isolation
+from kit.train.checks.media_proof import prove_media
 from kit.train.checks.replicas import describe_check
 from kit.train.optim.optim import build_optimizer, keep_lr_multipliers
 from kit.train.session import Session
@@ -92,10 +94,13 @@ def build_policy(
     if weights:
         load_weights(prepared.model, weights)
     policy = Policy(**vars(prepared), tokenizer=tokenizer, notes=notes, layers=layers)
-    if data and recipe.packing:
-        check_isolation(policy, vocab_size, data.encoder.pack_length, data.media)
-    if trains:
+    if data:
+        check_causality(policy, vocab_size)
         policy.notes += prove_head(policy, vocab_size)
+        if data.media and "image" in data.media.tokens:
+            prove_media(policy, data.encoder, recipe.packing)
+        if recipe.packing:
+            check_isolation(policy, vocab_size, data.encoder.pack_length, data.media)
     if layers:
         compile_first(policy, layers, recipe, recipe.num_rows)
     return policy
