@@ -54,7 +54,6 @@ INTERNALS = {
     "peft.tuners.lora.layer.ParamWrapper": "num_experts parameter_name",
     "transformers.ProcessorMixin": "_audio_processor _check_special_mm_tokens _merge_kwargs _process_audio",
     "transformers.VoxtralProcessor": "_retrieve_input_features",
-    "transformers.VoxtralProcessor": "_retrieve_input_features",
     "transformers.Qwen2VLProcessor": "_get_num_multimodal_tokens",
     "transformers.utils.hub.cached_files": (
         "_raise_exceptions_for_connection_errors _raise_exceptions_for_missing_entries"
