@@ -63,15 +63,7 @@ def test_a_full_run_saves_the_whole_model_with_its_vision_tower_bit_for_bit(buil
     assert (final / "preprocessor_config.json").read_text() == '{"size": 8}'
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("paligemma", "a PaliGemmaForConditionalGeneration, a vision-language model"),
-        ("udop", "not a causal language model: udop is an encoder and a decoder"),
-    ],
-)
-def test_a_model_whose_text_is_not_known_to_be_trained_right_is_refused_by_name(family, reason):
+def test_a_model_with_an_encoder_for_its_text_is_refused_by_name():
     recipe = Recipe(model_name_or_path="org/model", dataset="x.jsonl", max_length=8)
-    with pytest.raises(UserError) as caught:
-        build_meta_model(recipe, tiny_config(family))
-    assert reason in str(caught.value) and "Unrecognized" not in str(caught.value)
+    with pytest.raises(UserError, match="not a causal language model: udop is an encoder and a decoder"):
+        build_meta_model(recipe, tiny_config("udop"))
