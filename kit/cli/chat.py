@@ -39,8 +39,8 @@ def run(argv: list[str]) -> int:
     parser = Parser(prog="kit chat", add_help=False, allow_abbrev=False)
     for switch in ("--base", "--plain"):
         parser.add_argument(switch, action="store_true")
-    for kind in KINDS:
-        parser.add_argument(f"--{kind}", action="append", default=[])
+    for flag in ("--image", "--audio"):
+        parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--row", default="{}")
     own, words = parser.parse_known_args(argv)
     media = [(kind, file) for kind in KINDS for file in getattr(own, kind)]
