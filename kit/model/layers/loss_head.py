@@ -401,7 +401,7 @@ class _ModelLosses:
 
         def changed(embeddings: torch.Tensor) -> torch.Tensor:
             features = tree_leaves(_features(self._encoder, dummy))
-            zero = 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
+            zero = 0.0 * torch.stack([each.sum() for each in features if isinstance(each, torch.Tensor)]).sum()
             embeddings = embeddings if change is None else change(embeddings)
             return embeddings + zero.to(embeddings.dtype)
 
