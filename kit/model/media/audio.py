@@ -27,7 +27,7 @@ from kit.system.cache import digest
 from kit.system.errors import Problem, UserError, first_line
 
 _LEAST = 2  # placeholders: with a single one, the code of Qwen2-Audio takes the text for one that is not filled yet
-_EXAMPLE_SECONDS = 0.5
+_EXAMPLE_SECONDS = 0.4
 # The least and the most of a number in the settings of a feature extractor, so that none fills the memory.
 _BOUNDS = {
     "sampling_rate": RATES,
@@ -154,8 +154,12 @@ class AudioInputs:
         return re.sub(f"({re.escape(self._token)}){{2,}}", self._token, text)
 
     def example(self, seed: int, width: int = 1) -> tuple[list[int], Media]:
-        """Return a sound of noise, and the tokens that stand for it."""
-        media = inspect("audio", as_wav(self._noise(seed, int(_EXAMPLE_SECONDS * self.rate)).tolist(), self.rate), "")
+        """Return a sound of noise, whose length depends on ``seed``, and the tokens that stand for it."""
+        media = inspect(
+            "audio",
+            as_wav(self._noise(seed, int((_EXAMPLE_SECONDS + 0.2 * (seed % 3)) * self.rate)).tolist(), self.rate),
+            "",
+        )
         (text,) = self.texts([media])
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, media
 
