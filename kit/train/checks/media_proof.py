@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kit.data.samples.rows import Encoder
     from kit.strategy.accelerator import Prepared
 
-_FIX = "train on rows without them, or a model of another family"
+_FIX = "train on rows without them (of a stream: --streaming false), or a model of another family"
 
 
 def prove_media(prepared: "Prepared", encoder: "Encoder", packing: bool) -> None:
