@@ -144,12 +144,13 @@ def with_media(sample: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, 
     """
     lists = {name: value for name, value in sample.items() if _are_messages(value)}
     messages = [message for each in lists.values() for message in each]
-    if not any(columns.values()) and not any("media" in message for message in messages):
-        for column in columns:
-            word = WORDS[MEDIA_COLUMNS[column]]
-            num_marks = sum(message["content"].count(word) for message in messages)
-            if num_marks:  # it would be trained on as text
-                raise UserError(column, f"none for {num_marks} marks {word} in the messages", "as many as marks")
+    has_parts = any("media" in message for message in messages)
+    for column, values in columns.items():
+        word = WORDS[MEDIA_COLUMNS[column]]
+        num_marks = 0 if values or has_parts else sum(message["content"].count(word) for message in messages)
+        if num_marks:  # it would be trained on as text
+            raise UserError(column, f"none for {num_marks} marks {word} in the messages", "as many as marks")
+    if not any(columns.values()) and not has_parts:
         return sample
     given: dict[MediaKind, list[Reference]] = {}
     for column, values in columns.items():
@@ -165,7 +166,7 @@ def with_media(sample: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, 
     messages = [message for each in changed.values() for message in each]
     if any(num_media(message["content"]) != len(message.get("media", ())) for message in messages):
         raise UserError("messages", "a noncharacter such as U+FDD2", "valid Unicode")
-    if not any("media" in message for message in messages):
+    if not has_parts:
         _mark(messages, given)
     places: list[tuple[MediaKind, Reference | None]] = []
     for message in messages:

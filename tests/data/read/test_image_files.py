@@ -195,10 +195,10 @@ def test_the_known_forms_of_an_image_are_read_and_urls_are_not():
         (row({"type": "image"}, images=["a", "b"]), "2 of them for 1 places"),
         (row({"type": "image", "image": 3}), "a number; expected a path"),
         (row({"type": "image", "image": "a", "text": "b"}), "the key 'text' of an image"),
-        ({"instruction": "a", "output": "<image>", "images": ["a"]}, "<image> in an assistant turn"),
         (row({"type": "image", "base64": "§"}), "not base64"),
         ({"instruction": "<image>", "output": "b", "images": ["a", "b"]}, "2 of them for 1 places"),
         ({"instruction": "<image>", "output": "b", "images": None}, "none for 1 marks"),
+        ({"instruction": "<image><audio>", "output": "b", "images": [], "audio": ["a"]}, "none for 1 marks <image>"),
         ({"instruction": "a", "output": "b", "images": [URI.partition(",")[2] * 99]}, '"data:image/png;base64,"'),
         ({"prompt": "a", "completion": "b", "images": ["a"]}, "given with plain texts"),
         (
@@ -212,4 +212,4 @@ def test_the_known_forms_of_an_image_are_read_and_urls_are_not():
     assert problem.fix.startswith("--dataset_columns prompt=instruction makes")
     assert "media" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]
-    assert "an image in an assistant turn" in problems_of({"messages": answer})
+    assert sample_of({"messages": answer})["media"] == [("image", "a")]
