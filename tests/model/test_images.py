@@ -294,6 +294,32 @@ def test_adapters_are_on_the_parts_that_are_named_and_train_there(changes, adapt
     assert {name: rates[base.get_parameter(name)] for name in gradients} == {n: wanted[parts[n]] for n in gradients}
 
 
+def test_saved_adapters_train_where_a_pattern_names_the_weights_they_adapt(vision_model, tmp_path):
+    """As new ones do, though their own weights have other names."""
+    folder, data = vision_model("qwen2_5_vl"), write_rows(tmp_path, ROWS)
+    plan = LoadPlan(compute_dtype="float32", device="cpu")
+    first = check(folder, data, method="lora", lora_target_modules=["q_proj", "qkv"])
+    build_model(first.recipe, first.config, plan).save_pretrained(tmp_path / "adapter")
+    saved = {"method": "lora", "adapter_name_or_path": str(tmp_path / "adapter")}
+    chosen = {"train_only": ["vision", "*.layers.0.self_attn.q_proj.weight"], "freeze": ["*.blocks.1.attn.qkv.[bw]*"]}
+    checked = check(folder, data, **chosen, **saved)
+    model = build_model(checked.recipe, checked.config, plan).get_base_model()
+    trained = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"model.visual.blocks.0.attn.qkv", "model.language_model.layers.0.self_attn.q_proj"}
+    with pytest.raises(UserError, match=r"train_only: nothing of .*adapter is left to train"):
+        check(folder, data, train_only=["*.k_proj.weight"], **saved)
+
+
+def test_a_pattern_or_a_rate_for_a_part_that_stays_frozen_is_refused(vision_model, tmp_path):
+    folder, data = vision_model("qwen2_5_vl"), write_rows(tmp_path, ROWS)
+    with pytest.raises(UserError, match=r"'model\.visual\.\*' matches only parameters that stay frozen"):
+        check(folder, data, train_only=["model.visual.*", "language"])
+    checked = check(folder, data, method="lora", lora_target_modules=["q_proj"], vision_learning_rate=1e-5)
+    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    with pytest.raises(UserError, match="vision_learning_rate: given, but nothing of the vision part trains"):
+        build_optimizer(model, checked.recipe, 1e-4)
+
+
 def test_a_family_that_is_not_supported_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(

@@ -7,7 +7,7 @@ LoRA has its own flags. Other types of ``ADAPTER_TYPES`` are made by peft's own 
 import copy
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
@@ -74,8 +74,11 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     adapted: Any
     with shown_as_parameters(model):
         if settings.adapter_name_or_path:
+            left = trained_parameters(model, settings)
             adapted = _load_adapter(model, settings.adapter_name_or_path)
-            freeze(adapted.get_base_model(), settings)
+            for module, is_chosen in _adapting_modules(adapted, left):
+                if not is_chosen:
+                    module.requires_grad_(False)
         else:
             adapted = get_peft_model(model, _new_config(model, settings))
     for parameter in adapted.parameters():
@@ -118,6 +121,20 @@ def _load_adapter(model: Any, name: str) -> Any:
         # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
         return PeftModel.from_pretrained(model, str(open_adapter(name)), is_trainable=True)
+
+
+def _adapting_modules(adapted: Any, left: Collection[int]) -> list[tuple[torch.nn.Module, bool]]:
+    """peft's modules, each with whether one of the base's weights in it is in ``left``, by its ``id``.
+
+    The names of their own weights do not tell: a pattern may end with that of the weight that they adapt.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    found: list[Any] = [
+        each for each in adapted.modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)
+    ]
+    return [(each, any(id(p) in left for p in each.parameters())) for each in found]
 
 
 def _new_config(model: Any, settings: MethodSettings) -> Any:
@@ -268,7 +285,7 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> None:
         found = f"{folder} has init_lora_weights {initialisation}, by which peft changes the base whenever it is opened"
         fix = "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...) makes an ordinary LoRA of it"
         raise UserError(_FIELD, found, fix=fix)
-    _check_shapes(folder, config, "" if base == settings.model_name_or_path else base, meta_model)
+    _check_shapes(settings, folder, config, "" if base == settings.model_name_or_path else base, meta_model)
 
 
 def _base_flag(base: str | None) -> str:
@@ -276,8 +293,8 @@ def _base_flag(base: str | None) -> str:
     return f"its base: --model_name_or_path {shlex.quote(base)}" if base else ""
 
 
-def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) -> None:
-    """Compare the tensors in the file of an adapter with those that the model with it would have.
+def _check_shapes(settings: MethodSettings, folder: Path, config: Any, base: str | None, meta_model: Any) -> None:
+    """Compare the tensors in the file of an adapter with those that the model with it would have, and see what trains.
 
     Args:
         config: of the adapter.
@@ -288,7 +305,9 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
 
     try:
         with torch.device("meta"):  # the file may name any rank
-            adapted = get_peft_model(copy.deepcopy(meta_model), config)
+            plain = copy.deepcopy(meta_model)
+            left = trained_parameters(plain, settings)
+            adapted = get_peft_model(plain, config)
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
@@ -307,6 +326,9 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         name = differing[0]
         found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
         raise UserError(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))
+    if not any(is_chosen for _, is_chosen in _adapting_modules(adapted, left)):
+        where = "train_only" if settings.train_only else "freeze"
+        raise UserError(where, f"nothing of {folder} is left to train", "a part with its adapters")
 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:

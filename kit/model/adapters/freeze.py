@@ -40,10 +40,18 @@ def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     if problems:
         return problems
     unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
-    if not trained_parameters(meta_model, settings) - (unreached - trained_encoders(meta_model, settings)):
+    unreached -= trained_encoders(meta_model, settings)
+    if not trained_parameters(meta_model, settings) - unreached:
         field = "freeze" if settings.freeze else "train_only"
         return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
-    return []
+    fix = "leave it out; or name encoders and projectors as the parts vision, audio and projector"
+    return [
+        Problem(
+            "train_only", f"{pattern!r} matches only parameters that stay frozen: text gives them no gradient", fix=fix
+        )
+        for pattern in settings.train_only or ()
+        if _matched_parameters(meta_model, [pattern]) <= unreached
+    ]
 
 
 def trained_parameters(model: Any, settings: MethodSettings) -> set[int]:

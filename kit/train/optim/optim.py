@@ -13,6 +13,7 @@ import torch
 from kit.config.optimisers import OPTIMISERS
 from kit.model.adapters.freeze import parts_of
 from kit.strategy.weights import own_part
+from kit.system.errors import UserError
 
 if TYPE_CHECKING:
     from kit.config.settings.optimisation import OptimSettings
@@ -47,6 +48,8 @@ def build_optimizer(
     Args:
         peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_lr_multipliers`` for one that does.
         seed: of an optimiser that draws random bits.
+
+    Raises ``UserError`` if nothing trains that a rate is for.
     """
     rates = _rates(model, settings, peak_learning_rate)
     by_group: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
@@ -95,10 +98,13 @@ def _rates(model: Any, settings: "OptimSettings", peak_learning_rate: float) -> 
     }
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     of_parts = {"vision": settings.vision_learning_rate, "projector": settings.projector_learning_rate}
-    if any(of_parts.values()):
-        for name, part in parts_of(base).items():
-            if (rate := of_parts.get(part)) and (parameter := base.get_parameter(name)) in rates:
-                rates[parameter] = rate
+    for of_part, rate in of_parts.items():
+        if rate is None:
+            continue
+        named = [base.get_parameter(name) for name, part in parts_of(base).items() if part == of_part]
+        if not (chosen := [parameter for parameter in named if parameter in rates]):
+            raise UserError(f"{of_part}_learning_rate", f"given, but nothing of the {of_part} part trains")
+        rates |= dict.fromkeys(chosen, rate)
     if settings.embedding_learning_rate:
         for table in (base.get_input_embeddings(), base.get_output_embeddings()):
             for parameter in table.parameters() if table is not None else ():
