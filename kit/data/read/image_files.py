@@ -24,12 +24,11 @@ def size_of(picture: Any) -> tuple[int, int]:
     return picture.height, picture.width
 
 
-def as_jpeg(picture: Any, side: int) -> str:
-    """Return a JPEG of at most ``side`` x ``side`` pixels as a data: URI."""
-    picture.thumbnail((side, side))
+def as_data_uri(picture: Any, file_format: str) -> str:
+    """Return a JPEG or PNG file as a data: URI."""
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    picture.save(file, file_format, quality=85)
+    return f"data:image/{file_format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def decoded(content: bytes) -> Any:

@@ -85,7 +85,8 @@ def small(media: Media, folder: str, side: int) -> str:
     if media.kind != "image":
         return ""
     try:
-        return image_files.as_jpeg(decoded(media, folder), side)
+        (picture := decoded(media, folder)).thumbnail((side, side))
+        return image_files.as_data_uri(picture, "JPEG")
     except UserError:
         return ""
 
