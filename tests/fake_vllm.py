@@ -3,6 +3,8 @@
 It says of a request what vLLM 0.32 was seen to say. With the tiny model it is about as exact: 1e-6 nats.
 """
 
+import base64
+import io
 import json
 import threading
 import time
@@ -13,6 +15,7 @@ from typing import Any
 
 from helpers import ROOT
 
+COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
 TINY = ROOT / "recipes/tiny"
 # Of a run that it serves.
 FLAGS = {
@@ -45,6 +48,7 @@ class FakeVllm:
         lacks: a path that it does not know.
         max_logprobs: how many of a token of a prompt it gives.
         hold: called with the body of a request for completions, before they are generated.
+        max_pixels: of an image, of a model of the family qwen2_vl.
     """
 
     def __init__(
@@ -57,15 +61,21 @@ class FakeVllm:
         lacks: str = "",
         max_logprobs: int = 20,
         hold: Callable[[dict[str, Any]], None] = lambda body: None,
+        max_pixels: int = 0,
     ) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.loses_at, self.away_seconds = loses_at, away_seconds
         self.name, self.max_logprobs = str(folder), max_logprobs
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.keeps_stale, self.max_model_len, self.lacks, self.hold = keeps_stale, max_model_len, lacks, hold
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        has_images = (folder / "preprocessor_config.json").exists()
+        auto: Any = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+        self._model: Any = auto.from_pretrained(folder, dtype="float32").eval()
+        self._images: Any = AutoImageProcessor.from_pretrained(folder) if has_images else None
+        if max_pixels:
+            self._images.size["longest_edge"] = max_pixels
         self._first = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         self._lock, self._up_at, self._names, self._version = threading.Lock(), 0.0, set[str](), "default"
         owner = self
@@ -106,7 +116,7 @@ class FakeVllm:
         return [body.get("lora_name") or body["new_version"] for path, body in self.requests if path in paths and body]
 
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
-        if path == "/v1/completions":
+        if path in (COMPLETIONS, GENERATE):
             self.hold(body)
         with self._lock:
             if self.away:
@@ -131,8 +141,10 @@ class FakeVllm:
                 if body["model"] != self.name:
                     return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
                 return 200, {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]}
-            if path == "/v1/completions":
-                return self._complete(body)
+            if path == COMPLETIONS:
+                return self._complete(body, {})
+            if path == GENERATE:
+                return self._generate(body)
             return 200, {}
 
     def _load(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -157,8 +169,24 @@ class FakeVllm:
             self._model.load_state_dict(state)
         return 200, {"results": [None]}
 
-    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
-        if self.loses_at and sum(path == "/v1/completions" for path, _ in self.requests) == self.loses_at:
+    def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Completions of a prompt with images, in which each placeholder becomes as many as its image has features."""
+        from PIL import Image as pil
+
+        assert {part["type"] for part in body["content_parts"]} == {"image_url"} and body["return_token_ids"]
+        files = [base64.b64decode(part["url"].removeprefix("data:image/png;base64,")) for part in body["content_parts"]]
+        images = self._images(images=[pil.open(io.BytesIO(file)) for file in files], return_tensors="pt")
+        counts = iter((images["image_grid_thw"].prod(-1) // self._images.merge_size**2).tolist())
+        holder = self._model.config.image_token_id
+        ids = [each for i in body["token_ids"] for each in [i] * (next(counts, 1) if i == holder else 1)]
+        given = {name: body[name] for name in ("model",) if name in body}
+        status, content = self._complete(body["sampling_params"] | {"prompt": ids} | given, dict(images))
+        for choice in content["choices"] if status == 200 else ():
+            choice["logprobs"] = {"content": [{"logprob": each} for each in choice["logprobs"]["token_logprobs"]]}
+        return status, content | {"prompt_token_ids": ids}
+
+    def _complete(self, body: dict[str, Any], images: dict[str, Any]) -> tuple[int, Any]:
+        if self.loses_at and sum(path in (COMPLETIONS, GENERATE) for path, _ in self.requests) == self.loses_at:
             self._names, self._up_at = set(), time.monotonic() + self.away_seconds
             if self._version != "default":
                 self._model.load_state_dict(self._first)
@@ -168,7 +196,7 @@ class FakeVllm:
             return self._score(body)
         if "model" in body and body["model"] not in self._names:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
-        return 200, {"choices": [self._choice(body, k) for k in range(body["n"])]}
+        return 200, {"choices": [self._choice(body, k, images) for k in range(body["n"])]}
 
     def _score(self, body: dict[str, Any]) -> tuple[int, Any]:
         """The most probable tokens of each place of the prompt, and its own token, which comes first."""
@@ -189,16 +217,20 @@ class FakeVllm:
             known.append({str(each): {"logprob": float(row[each])} for each in dict.fromkeys([token, *best])})
         return 200, {"choices": [{"index": 0, "prompt_logprobs": known}]}
 
-    def _choice(self, body: dict[str, Any], k: int) -> dict[str, Any]:
+    def _choice(self, body: dict[str, Any], k: int, images: dict[str, Any]) -> dict[str, Any]:
         import torch
 
         torch.set_num_threads(1)  # of this request's thread, which else would make a pool of its own
         generator = torch.Generator().manual_seed(body["seed"] + k)
         ids, logps, ended = list(body["prompt"]), [], False
         while len(logps) < body["max_tokens"] and not ended:
+            input_ids = torch.tensor([ids])
+            if images:
+                images["mm_token_type_ids"] = (input_ids == self._model.config.image_token_id).long()
             with torch.no_grad():
-                logits = self._model(input_ids=torch.tensor([ids])).logits[0, -1]
+                logits = self._model(input_ids=input_ids, **images).logits[0, -1]
             scores = logits / body["temperature"]
+            scores[[int(each) for each in body["logit_bias"]]] = -torch.inf
             if body["top_k"]:
                 scores[scores < scores.topk(body["top_k"]).values[-1]] = -torch.inf
             ids.append(int(torch.multinomial(scores.softmax(-1), 1, generator=generator)))

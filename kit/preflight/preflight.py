@@ -259,7 +259,6 @@ def _images(checked: Checked, recipe: Recipe) -> tuple[ModelMedia | None, Proble
     """
     try:
         for is_asked, found, fix in (
-            (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
             (
                 any(own.teacher_server for own, _ in own_teachers(recipe)),
                 "a served teacher",

@@ -58,11 +58,11 @@ class Rollouts:
         self._trajectories = [Trajectory.from_state(each) for each in state.get("trajectories", [])]
         self._metrics: dict[str, float] = dict(state.get("metrics", {}))
         self._environment = open_environment(recipe, data, data.train, policy.tokenizer, lambda: run.stop.is_made)
-        pad = pad_id(policy.tokenizer)
+        pad, codec = pad_id(policy.tokenizer), data.train.media_codec
         ends = sorted({policy.tokenizer.eos_token_id, *run.checked.stop_tokens.values()} - {None})
-        self._server = VllmServer(policy, recipe, ends, progress) if recipe.vllm_server_base_url else None
+        self._server = VllmServer(policy, recipe, ends, codec, progress) if recipe.vllm_server_base_url else None
         self._sampler: Sampler = self._server or OwnModel(
-            policy, recipe, sampling_of(recipe), ends, pad, data.train.media_codec, progress
+            policy, recipe, sampling_of(recipe), ends, pad, codec, progress
         )
         self._mismatch: dict[str, float] = {}  # metrics of the weights that the server has
         if self._server and (known := state.get("ahead")):
@@ -226,7 +226,8 @@ class Rollouts:
         recipe, server, started = self._recipe, self._server, partial(self._started, self._num_taken + 1)
 
         def begin(some: Sequence[Trajectory], most: int) -> Asked:
-            return server.begin([Request(each.ids, each.key, most) for each in some])
+            media = self._data.train.media_with_origin
+            return server.begin([Request(each.ids, each.key, most, media(each.sample)) for each in some])
 
         if server.step != step:
             server.publish(step)

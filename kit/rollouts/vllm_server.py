@@ -9,6 +9,7 @@ Promises:
 - Weights are named after their content, so the server cannot use earlier ones. A restarted server gets them again, and
   all that was asked at once is asked again.
 - Completions can be asked for ahead, before they are needed.
+- Images are sent as decoded pixels, and vLLM's prompt, in which it puts the placeholders, must be the kit's.
 
 vLLM's weight transfer (``/update_weights``) needs GPUs on both sides. Whole weights are read from files instead, by
 the worker's ``reload_weights``, and get their name by ``/update_weight_version``.
@@ -18,6 +19,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing import TimeoutError as NotYet
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -28,6 +30,9 @@ from pydantic import BaseModel, FiniteFloat
 
 from kit.checkpoint.manifest import describe_file
 from kit.checkpoint.tensor_files import write_tensors
+from kit.data.chat.tokens import MediaCodec
+from kit.data.read.image_files import as_data_uri
+from kit.data.read.media_files import decoded
 from kit.model.adapters.serving import why_not_served
 from kit.model.adapters.token_rows import num_rows
 from kit.rollouts.generation import Completion, Request
@@ -40,7 +45,7 @@ from kit.system.errors import LateError, Problem, UserError
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
-    from kit.strategy.accelerator import Prepared
+    from kit.train.policy import Policy
 
 FOLDER = "published"  # in output_dir: the weights that the server reads
 MAX_REQUESTS = 128  # concurrent prompts
@@ -60,8 +65,13 @@ SAMPLING = {
 Asked = AsyncResult[Sequence[Completion]]
 
 
+class _Logprob(BaseModel):
+    logprob: FiniteFloat
+
+
 class _Logprobs(BaseModel):
-    token_logprobs: list[FiniteFloat]
+    token_logprobs: list[FiniteFloat] = []
+    content: list[_Logprob] = []  # the same of a prompt with images
 
 
 class _Choice(BaseModel):
@@ -73,6 +83,7 @@ class _Choice(BaseModel):
 
 class _Completions(BaseModel):
     choices: list[_Choice]
+    prompt_token_ids: list[int] | None = None  # of a prompt with images
 
 
 class VllmServer:
@@ -84,14 +95,21 @@ class VllmServer:
         then: called on all ranks at the end of ``sample``, while the environment works on the completions.
     """
 
-    def __init__(self, prepared: "Prepared", recipe: "Recipe", stops: Sequence[int], progress: Progress) -> None:
+    def __init__(
+        self,
+        prepared: "Policy",
+        recipe: "Recipe",
+        stops: Sequence[int],
+        media_codec: MediaCodec | None,
+        progress: Progress,
+    ) -> None:
         """
         Raises:
-            UserError: vLLM does not serve adapters of this kind.
+            UserError: vLLM does not serve adapters of this kind; or the data have audio.
         """
         self._prepared, self._recipe, self._stops, self._progress = prepared, recipe, stops, progress
         self._plain: Any = prepared.accelerator.unwrap_model(prepared.model)
-        self._client = Client(recipe)
+        self._client, self._media_codec = Client(recipe), media_codec
         self._folder = Path(recipe.output_dir or "").resolve() / FOLDER
         self._loaded = ""  # the adapter that this process has given to the server
         self.published, self.step = "", -1
@@ -100,7 +118,10 @@ class VllmServer:
         self._is_away = False
         self._thread = ThreadPool(1)  # ends with the process, whatever it waits for
         self._adapter = getattr(self._plain, "peft_config", {}).get("default")  # None: all weights are published
-        if self._adapter and (reason := why_not_served(self._adapter, by_vllm=True)):
+        reason = why_not_served(self._adapter, by_vllm=True) if self._adapter else ""
+        if media_codec and "audio" in media_codec.tokens:
+            reason = "not supported with audio in the data yet"
+        if reason:
             raise UserError(Problem(FIELD, reason, fix="leave it out, and the model generates the rollouts itself"))
 
     def publish(self, step: int) -> None:
@@ -206,15 +227,16 @@ class VllmServer:
             self._client.call("/collective_rpc", body, seconds)
             if b"true" not in self._client.call("/reset_prefix_cache", {}):
                 raise Gone("its prefix cache is in use")  # by requests that were given up
+            if self._media_codec:  # the worker has dropped it, the scheduler has not: the next hit would end vLLM
+                self._client.call("/reset_encoder_cache", {})
             self._client.call("/update_weight_version", {"new_version": self.published})
 
     def _reply(self, group: Sequence[Request]) -> list[Completion]:
         """Return the completions of a group, whose prompts are the same."""
         recipe, num, first = self._recipe, len(group), group[0]
         most = first.max_new_tokens
-        body = {
-            **({"model": self.published} if self._adapter else {}),
-            "prompt": list(first.ids),
+        placeholders = self._media_codec.placeholder_ids if self._media_codec else ()
+        sampling = {
             "n": num,
             "seed": int(np.random.SeedSequence([recipe.seed, *first.key]).generate_state(1, np.uint64)[0] >> 2),
             "max_tokens": most,
@@ -223,24 +245,28 @@ class VllmServer:
             "top_p": recipe.rollout_top_p,
             "top_k": recipe.rollout_top_k,
             "min_p": recipe.rollout_min_p,
+            "logit_bias": dict.fromkeys(placeholders, -100),
             **SAMPLING,
         }
+        path, body = "/v1/completions", {"prompt": list(first.ids), **sampling}
+        if first.media:
+            path, body = "/inference/v1/generate", self._with_images(first) | {"sampling_params": sampling}
+        body |= {"model": self.published} if self._adapter else {}
         max_bytes = MAX_BYTES + BYTES_OF_TOKEN * num * (len(first.ids) + most)
-        content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True, max_bytes=max_bytes)
+        content = self._client.call(path, body, recipe.ddp_timeout, may_go=True, max_bytes=max_bytes)
         try:
-            choices = sorted(
-                _Completions.model_validate_json(content, strict=True).choices, key=lambda each: each.index
-            )
+            reply = _Completions.model_validate_json(content, strict=True)
+            choices = sorted(reply.choices, key=lambda each: each.index)
             if reasons := {each.finish_reason for each in choices} - {"stop", "length"}:
                 raise Gone(f"completions ended by {reasons}")  # abort: it is being stopped
-            found = [
-                Completion(each.token_ids, each.token_ids[-1] in self._stops, each.logprobs.token_logprobs)
-                for each in choices
-            ]
-            known = range(num_rows(self._plain))
+            found = []
+            for each in choices:
+                logps = each.logprobs.token_logprobs or [of_token.logprob for of_token in each.logprobs.content]
+                found.append(Completion(each.token_ids, each.token_ids[-1] in self._stops, logps))
+            known = {*range(num_rows(self._plain))}.difference(placeholders)
             are_whole = len(found) == num and all(
                 len(ids) == len(logps) <= most
-                and all(token_id in known for token_id in ids)
+                and known.issuperset(ids)
                 and not {*ids[:-1]} & {*self._stops}
                 and (ended or choice.finish_reason == "length")
                 for choice, (ids, ended, logps) in zip(choices, found, strict=True)
@@ -248,6 +274,28 @@ class VllmServer:
             if not are_whole:
                 raise ValueError("not the requested completions")
         except (ValueError, IndexError) as error:
-            why = f"{self._client.url}/v1/completions: {type(error).__name__}: {str(error)[:300]}"
+            why = f"{self._client.url}{path}: {type(error).__name__}: {str(error)[:300]}"
             raise LateError(Problem(FIELD, why, "a vLLM server with return_token_ids, as of 0.32")) from None
+        if first.media and reply.prompt_token_ids != list(first.ids):
+            fix = "vllm serve ... --mm-processor-kwargs with the run's min_pixels and max_pixels"
+            why = f"{self._client.url} makes other tokens of the images of {first.media[0][2]}"
+            raise LateError(Problem(FIELD, why, f"the {len(first.ids)} tokens of the run's prompt", fix))
         return found
+
+    def _with_images(self, request: Request) -> dict[str, Any]:
+        """A prompt in which images are as the chat template writes them, and PNG files. Raises ``LateError``."""
+        codec, encode = self._media_codec, self._prepared.tokenizer.backend_tokenizer.encode
+        assert codec
+
+        def chars(text: str) -> str:
+            return "".join(map(chr, encode(text, add_special_tokens=False).ids))
+
+        prompt, parts = "".join(map(chr, request.ids)), []
+        texts = codec.texts([each for each, _, _ in request.media])
+        for (image, folder, origin), text in zip(request.media, texts, strict=True):
+            prompt = prompt.replace(chars(text), chars(codec.tokens["image"]), 1)
+            try:
+                parts.append({"type": "image_url", "url": as_data_uri(decoded(image, folder), "PNG")})
+            except UserError as error:
+                raise LateError(*(replace(each, where=origin) for each in error.problems)) from None
+        return {"token_ids": [*map(ord, prompt)], "content_parts": parts, "return_token_ids": True}

@@ -12,8 +12,9 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from fake_vllm import FLAGS, TINY, FakeVllm
+from fake_vllm import FLAGS, GENERATE, TINY, FakeVllm
 from helpers import ROOT, free_port
+from vision_models import write_rows
 
 from kit.data.feed.data_ranks import Ranks
 from kit.preflight.rollout_checks import check_server
@@ -31,8 +32,8 @@ FULL = {"method": "full", "adapter_name_or_path": None}
 def served(request):
     """Start a server with the arguments of ``FakeVllm``."""
 
-    def start(**changes):
-        server = FakeVllm(TINY / "model", **changes)
+    def start(folder=TINY / "model", **changes):
+        server = FakeVllm(folder, **changes)
         request.addfinalizer(server.close)
         return server
 
@@ -90,6 +91,25 @@ def test_a_server_samples_at_the_temperature_and_its_log_probabilities_are_prove
     assert [body[name] for name in ("temperature", "top_k", "top_p", "min_p")] == [0.5, 20, 0.9, 0.01]
     run = trained("warm", server.url, vllm_importance_sampling_cap=2, **flags)
     assert run.status == 2 and "log-probabilities before the temperature" in run.output, run.output
+
+
+def test_images_reach_a_server_also_ahead_and_other_tokens_of_them_are_refused(trained, served, vision_model, tmp_path):
+    model, data = vision_model("qwen2_vl"), write_rows(tmp_path, [[(70, 50)], [], [(120, 60), (56, 28)], [(70, 50)]])
+    own = tmp_path / "own.py"
+    own.write_text("def letters(expected, answer, row):\n    return sum(map(ord, answer)) % 97 / 97\n")
+    flags = {"model_name_or_path": model, "adapter_name_or_path": None, "dataset": data, "learning_rate": 1e-2}
+    flags["rewards"] = f"{own}:letters"
+    server = served(model)
+    run = trained("images", server.url, **flags, num_iterations=1, rollout_overlap=True)
+    assert run.status == 0 and len(set(server.loaded())) == 4, run.output
+    assert all(row["sampling/logp_difference/max"] < 1e-5 for row in run.rows), run.rows
+    assert {len(body["content_parts"]) for path, body in server.requests if path == GENERATE} == {1, 2}
+    run = trained("other", served(model, max_pixels=28 * 28).url, **flags)
+    assert (
+        run.status == 2
+        and "makes other tokens of the images of" in run.output
+        and "--mm-processor-kwargs" in run.output
+    )
 
 
 def test_a_run_stops_saved_if_an_adapter_did_not_arrive_or_the_server_is_gone(trained, served):
@@ -150,7 +170,7 @@ def sampler_of(model, url):
     recipe = SimpleNamespace(**vars(sampling), **others)
     accelerator = SimpleNamespace(unwrap_model=lambda model: model)
     prepared = SimpleNamespace(model=model, accelerator=accelerator, processes=Ranks())
-    return recipe, VllmServer(prepared, recipe, [2], lambda items, *_: items)
+    return recipe, VllmServer(prepared, recipe, [2], None, lambda items, *_: items)
 
 
 def test_trajectories_with_equal_ids_are_asked_together_and_each_gets_its_own_turn(served):
