@@ -85,6 +85,7 @@ class MediaCodec(Protocol):
     tokens: dict[MediaKind, str]  # what a chat template writes for each kind that the model reads
     problems: dict[MediaKind, Problem]  # of a row with another kind
     placeholder_ids: frozenset[int]  # tokens in whose places the model puts features
+    added_ids: frozenset[int]  # the tokenizer's added tokens, also those that stand for other media
 
     @property
     def description(self) -> str:

@@ -61,6 +61,7 @@ class ModelMedia:
         self.placeholder_ids = frozenset(chain.from_iterable(codec.placeholder_ids for codec in each))
         self.key = " ".join(codec.key for codec in each)
         self.processor = next(iter(each)).processor
+        self.added_ids = frozenset(self.processor.tokenizer.added_tokens_decoder)
 
     def only(self, kinds: set[MediaKind]) -> "ModelMedia":
         """See ``MediaCodec``."""

@@ -50,7 +50,7 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, med
         ids = rng.integers(vocab_size, size=length)
         if media is None:
             return ids
-        ids[np.isin(ids, [*media.placeholder_ids])] = 0
+        ids[np.isin(ids, [*media.added_ids])] = next(i for i in range(vocab_size) if i not in media.added_ids)
         if seed is not None:
             placeholders, picture = media.example(seed)
             ids = np.insert(ids, length // 2, placeholders)
