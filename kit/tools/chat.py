@@ -197,7 +197,7 @@ def talk(
     """
     recipe, topology = plan_one_process(request)
     media = [_inspected(*each) for each in files]
-    tuned = open_model(recipe, topology, is_plain, with_base, bool(media))
+    tuned = open_model(recipe, topology, is_plain, with_base, {each.kind for each in media})
     models = [tuned, base_of(tuned)] if with_base else [tuned]
     system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []

@@ -3,7 +3,7 @@
 Promises: a damaged checkpoint is refused, and all that needs no weights is checked before they are read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +12,7 @@ from kit.config.command_line import Request
 from kit.config.recipe import Recipe
 from kit.data.chat.template import Jinja, Template, resolve_template
 from kit.data.chat.turns import Drafters
+from kit.data.media import MediaKind
 from kit.model.adapters.adapter import adapters_off
 from kit.model.build import build_meta_model, check_model, num_positions, open_config
 from kit.model.media.open import ModelMedia, open_media
@@ -69,20 +70,22 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     return planned.recipe, topology
 
 
-def open_model(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool, with_media: bool = False) -> Opened:
+def open_model(
+    recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool, media_kinds: Set[MediaKind] = frozenset()
+) -> Opened:
     """Open the model that a recipe names.
 
     Args:
         is_plain: without a chat template, as for a run on plain texts.
         with_base: ``base_of`` will be asked for.
-        with_images: it must read images.
+        media_kinds: what it must read beside text.
 
     Raises:
-        UserError: it cannot be opened, needs a chat template and has none, is no adapter and so has no base, or reads
-            no images.
+        UserError: it cannot be opened, needs a chat template and has none, is no adapter and so has no base, or does
+            not read a kind of ``media_kinds``.
     """
     texts = read_texts(run_of(recipe.adapter_name_or_path or recipe.model_name_or_path))
-    is_plain |= texts.form != "chat" and not (with_media or recipe.chat_template or recipe.has_tools)
+    is_plain |= texts.form != "chat" and not (media_kinds or recipe.chat_template or recipe.has_tools)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
         raise UserError("--base", "this is a full model, not an adapter: it has no base", "an adapter", "leave it out")
@@ -93,7 +96,9 @@ def open_model(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bo
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)
-    media = open_media(recipe, recipe, config, meta_model, tokenizer) if with_media else None
+    media = open_media(recipe, recipe, config, meta_model, tokenizer) if media_kinds else None
+    if media:
+        raise_if([problem for kind, problem in media.problems.items() if kind in media_kinds])
     source = None if is_plain else _template_of(recipe, tokenizer)
     template = Drafters(source, tokenizer, "assistant", media is not None).of(False, {})[0] if source else None
     tools = Tools(recipe, source, tokenizer) if source and recipe.has_tools else None

@@ -1,6 +1,7 @@
 """``kit chat`` answers as the evaluation of its run does, and a base without its adapter."""
 
 import shutil
+import wave
 from ast import literal_eval
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from data_helpers import ADD, ADDER, COUNT, byte_level_tokenizer, write
 from helpers import matrix, typed
 
+from kit.cli.main import main
 from kit.data.chat.template import resolve_template
 from kit.data.chat.turns import Drafters
 from kit.rollouts.tools.tool_environment import Tools
@@ -160,3 +162,18 @@ def test_an_environment_that_needs_a_row_is_refused_without_one(talked):
     with pytest.raises(UserError, match=r"--environment: reset failed: .*'route'"):
         talked([], "OfRows")
     talked([], "OfRows", route=["Porto"])
+
+
+@pytest.mark.parametrize(("kind", "message"), [("image", "/none: no such file\n"), ("audio", "does not accept audio")])
+def test_media_that_a_model_cannot_be_given_are_refused_before_its_weights_are_read(
+    vision_model, tmp_path, capsys, kind, message
+):
+    shutil.copytree(vision_model("qwen2_vl"), folder := tmp_path / "model")
+    for weights in folder.glob("*.safetensors"):
+        weights.write_bytes(b"")
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:
+        sound.setparams((1, 2, 16_000, 0, "NONE", ""))
+        sound.writeframes(bytes(16_000))
+    file = tmp_path / ("a.wav" if kind == "audio" else "none")
+    assert main(["chat", str(folder), f"--{kind}", str(file), "--chat_template", "chatml"]) == 2
+    assert message in capsys.readouterr().err

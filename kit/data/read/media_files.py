@@ -99,7 +99,8 @@ def _read(given: str | bytes, folder: str) -> bytes:
         file = find(given, folder)
         if not file.is_file():
             fix = "--media_folder with the folder to which paths are relative, if that is not the one of the data file"
-            raise UserError("", f"no such file in {folder or '.'}", fix=fix)
+            place = "" if os.path.isabs(given) else f" in {folder or '.'}"
+            raise UserError("", f"no such file{place}", fix=fix)
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
     if not 0 < len(content) <= MAX_BYTES:
