@@ -273,7 +273,7 @@ def _score(
             shown[i] = Answer(
                 samples.shown(tokenizer.decode(before[0])),
                 *texts,
-                pictures=[small(*image, SIDE) for image in samples.media(i)[:MOST_PICTURES]],
+                pictures=[jpeg for media in samples.media(i)[:MOST_PICTURES] if (jpeg := small(*media, SIDE))],
                 conversation=conversation(trajectory, tokenizer) if recipe.has_tools else "",
                 reward=trajectory.reward if recipe.rewards and np.isfinite(trajectory.reward) else None,
             )
