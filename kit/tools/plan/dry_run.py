@@ -45,5 +45,5 @@ def describe_plan(workload: Workload | None) -> list[str]:
     if workload is None:
         return ["no plan: the formulas do not cover this run (docs/memory-and-speed.md#what-it-does-not-cover)"]
     time = "time: run `kit plan` with the same flags, here or with --gpu h100"
-    of_images = f", {workload.image_tokens:,} image tokens per row" if workload.shape.tower else ""
+    of_images = f", {workload.image_tokens:,} image or audio tokens per row" if workload.shape.tower else ""
     return [f"planned by formulas, not measured{of_images}:", *parts(predict(workload)), time]

@@ -60,7 +60,7 @@ def _saving(own: Workload) -> list[str]:
 
 def rows_of(own: Workload) -> str:
     """The rows of a workload: ``rows of 4,096 tokens``."""
-    of_images = f", {own.image_tokens:,} of them image tokens" if own.image_tokens else ""
+    of_images = f", {own.image_tokens:,} of them image or audio tokens" if own.image_tokens else ""
     if own.sequences == 2 and not own.packing:
         return f"two rows of {own.length:,} tokens per pair{of_images}"
     return f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens{of_images}"

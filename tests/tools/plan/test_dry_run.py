@@ -65,6 +65,6 @@ def test_a_plan_counts_the_images_that_the_rows_have(recipe, vision_model, tmp_p
     for changes, number in (({}, 5), ({"max_pixels": 28 * 28}, 2)):
         checked = preflight.check(mine.model_copy(update=changes), ONE_PROCESS, "mine")
         assert checked.workload.image_tokens == number
-        assert f", {number} image tokens per row:" in "".join(describe_run(checked))
+        assert f", {number} image or audio tokens per row:" in "".join(describe_run(checked))
     packed = preflight.check(mine.model_copy(update={"packing": True}), ONE_PROCESS, "mine").workload
     assert packed.length // 20 < packed.image_tokens < packed.length // 2
