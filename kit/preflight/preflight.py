@@ -210,6 +210,9 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         pad_with(tokenizer, last_ids(data.train))
     if data.media:
         checked.notes.append(data.media.description)
+    elif checked.trains and (named := {"vision", "audio", "projector"}.intersection(recipe.train_only or ())):
+        found = f"{min(named)}, and no row has images or audio, so it would learn nothing"
+        raise UserError("train_only", found, "language, or rows with images or audio", "leave it out")
     if data.evaluation is not None:
         check_evaluation(recipe, data.evaluation)
         try_metrics(recipe, data.evaluation, tokenizer, data.chat_template)

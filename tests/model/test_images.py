@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, matrix
+from preflight_helpers import ONE_PROCESS, wrong
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import FAMILIES, picture, write_rows
 
@@ -308,6 +309,13 @@ def test_saved_adapters_train_where_a_pattern_names_the_weights_they_adapt(visio
     assert trained == {"model.visual.blocks.0.attn.qkv", "model.language_model.layers.0.self_attn.q_proj"}
     with pytest.raises(UserError, match=r"train_only: nothing of .*adapter is left to train"):
         check(folder, data, train_only=["*.k_proj.weight"], **saved)
+
+
+def test_a_part_that_no_row_reaches_is_refused_before_anything_loads(vision_model, tmp_path):
+    settings = {"train_only": ALL_PARTS, "method": "lora", "max_length": 1024, "max_steps": 1, "global_batch_size": 2}
+    paths = {"dataset": str(write_rows(tmp_path, [[], []])), "output_dir": str(tmp_path / "run")}
+    recipe = Recipe(model_name_or_path=str(vision_model("qwen2_5_vl")), **paths, **settings)
+    assert wrong(recipe, ONE_PROCESS, "mine") == ["train_only"]
 
 
 def test_a_pattern_or_a_rate_for_a_part_that_stays_frozen_is_refused(vision_model, tmp_path):

@@ -163,7 +163,12 @@ def _bad_pattern(settings: GrpoSettings) -> str:
 
 
 RULES = (
-    Rule("rewards objective", lambda r: not (r.rewards or r.environment), "none given", "--rewards number; or FILE.py:FUNCTION"),
+    Rule(
+        "rewards objective",
+        lambda r: not (r.rewards or r.environment),
+        "none given",
+        "--rewards number; or FILE.py:FUNCTION",
+    ),
     Rule(
         "rewards environment",
         lambda r: r.environment and not r.rewards,
