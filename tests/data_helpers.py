@@ -309,8 +309,8 @@ def add(a: int, b: int) -> int:
     """
     return a + b
 '''
-CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-ADD, COUNT = CALL.format("add", '{"a": 1, "b": 2}'), CALL.format("count", "{}")
+WRITTEN = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+ADD, COUNT = WRITTEN.format("add", '{"a": 1, "b": 2}'), WRITTEN.format("count", "{}")
 
 
 def sample_of(row, **mapping):

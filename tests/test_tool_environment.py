@@ -4,7 +4,7 @@ import time
 from contextlib import closing
 
 import pytest
-from data_helpers import ADD, ADDER, CALL, COUNT, byte_level_tokenizer, open_recipe_data, template_of, write
+from data_helpers import ADD, ADDER, COUNT, WRITTEN, byte_level_tokenizer, open_recipe_data, template_of, write
 
 from kit.data.feed.data_ranks import Ranks
 from kit.preflight.tool_checks import try_environment
@@ -142,8 +142,8 @@ def test_results_follow_calls_and_the_model_reads_what_was_wrong_with_others(pla
         [ADD, "3"],
         [ADD + "\n" + COUNT, COUNT, "4"],
         ["3"],
-        [CALL.format("sub", "{}"), "3"],
-        [CALL.format("add", '{"a": "1", "b": [2]}'), "3"],
+        [WRITTEN.format("sub", "{}"), "3"],
+        [WRITTEN.format("add", '{"a": "1", "b": [2]}'), "3"],
         [ADD[:-20], "3"],
         ["Hello..."],
         [COUNT] * 3,
@@ -217,7 +217,7 @@ def test_an_environment_that_is_closed_waits_for_no_call(played, tmp_path):
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match="the sampler fails"):
         played(
-            [[[CALL.format("wait", "{}")], [FAILS]]], tools=[f"{tmp_path}/own.py:wait"], tool_timeout=60, max_turns=1
+            [[[WRITTEN.format("wait", "{}")], [FAILS]]], tools=[f"{tmp_path}/own.py:wait"], tool_timeout=60, max_turns=1
         )
     assert time.monotonic() - begun < 30
 

@@ -110,7 +110,7 @@ class RandomSamples(Table):
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
-        if self.model is not None:
+        if self.model is not None and self.image_tokens:
             ids[: self.image_tokens] = placeholder_id(self.model.config)
         return ids, np.ones(len(ids), np.float32)
 

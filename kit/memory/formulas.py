@@ -196,7 +196,7 @@ def _gradients(workload: Workload) -> float:
 
 def _of_text(workload: Workload, gradients: float) -> float:
     """The part of ``gradients`` that is there before the backward pass of an encoder."""
-    return gradients * (1 - workload.trained_in_tower / workload.trainable_parameters)
+    return gradients * (1 - workload.trained_in_tower / max(1, workload.trainable_parameters))
 
 
 def _accumulates(workload: Workload) -> bool:

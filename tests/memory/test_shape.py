@@ -48,7 +48,8 @@ def test_a_model_that_reads_images_has_the_parameters_of_its_real_class(tmp_path
     from kit.model.four_bit import quantised_on_meta
 
     shipped = [path.parent for path in SHAPES.glob("*/config.json") if find_shape(path.parent.name).tower]
-    made = [make_vision_model(family, tmp_path / family) for family in FAMILIES]
+    planned = FAMILIES.keys() - {"idefics2"}  # whose resampler no formula describes
+    made = [make_vision_model(family, tmp_path / family) for family in sorted(planned)]
     assert len(shipped) == 14
     for folder in (*shipped, *made):
         shape, config = find_shape(str(folder)), AutoConfig.from_pretrained(folder)

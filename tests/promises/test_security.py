@@ -440,6 +440,7 @@ ALLOWED = {
     "kit/cli/main.py": ["import_module"],  # one of its own commands, after a look into their list
     "kit/data/samples/samples.py": ["pickle"],  # rows that the process itself wrote, in a file without a name
     "kit/data/kinds/kinds.py": ["import_module"],  # of a task's spec, which is code of the kit
+    "kit/model/build.py": ["trust_remote_code=trust_remote_code"],  # what its caller passes on from the settings
     "kit/model/__init__.py": ["import_module"],  # of two libraries, to see whether they load
     "kit/train/optim/optim.py": ["importlib.import_module"],  # of OPTIMISERS, which is code of the kit
     "recipes/tiny-tools/make.py": ["runpy"],  # of three files beside it

@@ -168,8 +168,10 @@ class MediaInputs:
                 found = f"{type(processor).__name__} fails on one: {first_line(error)}"
                 continue
             most = Counter({i: ids[i] for i in ids.keys() & self._tokenizer.added_tokens_decoder}).most_common(1)
+            if most and most[0][1] == 1:  # max_pixels may leave one token to an image
+                most = [(i, 1) for i in (getattr(config, "image_token_id", None),) if i in ids]
             break
-        if not most or most[0][1] < 2:
+        if not most:
             raise UserError("images", f"given, but {found}", expected)
         self._placeholder_id: int = most[0][0]
         self.placeholder_ids = frozenset([self._placeholder_id])
