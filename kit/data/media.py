@@ -1,4 +1,4 @@
-"""What is known of an image or a sound of a row before its tensors are made."""
+"""What is known of an image or audio of a row before its tensors are made."""
 
 from typing import Literal, NamedTuple
 
@@ -7,7 +7,7 @@ KINDS: tuple[MediaKind, ...] = ("image", "audio")
 
 
 class Media(NamedTuple):
-    """An image or a sound of a row, before its tensors are made."""
+    """An image or audio of a row, before its tensors are made."""
 
     kind: MediaKind
     data: bytes  # the content of the file; of one with a path, the path as the row has it, in UTF-8

@@ -87,7 +87,8 @@ class MethodSettings(ModelSettings):
         None, "parameters to freeze, or not to adapt, patterns separated by commas: model.embed_tokens*"
     )
     train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "the only parameters to train or adapt: vision, projector, language, or patterns: model.layers.3[01].*"
+        None,
+        "the only parameters to train or adapt: vision, audio, projector, language, or patterns: model.layers.3[01].*",
     )
     adapter_name_or_path: str | None = _identity(
         None, "continue training this adapter, with its own rank, scaling and modules"

@@ -114,7 +114,7 @@ def part_of(where: str, part: Mapping[str, Any]) -> Reference | None:
     """Return the file of a part of a message; None if it only says where one of a column stands."""
     unknown = [key for key, value in part.items() if value and key not in (*_HOLDERS, *_NEEDLESS)]
     if unknown:
-        raise UserError(where, f"the key {unknown[0]!r} of an image or a sound, which is not read", "a part without it")
+        raise UserError(where, f"the key {unknown[0]!r} of an image or audio, which is not read", "a part without it")
     given = [part[key] for key in _HOLDERS if part.get(key)]
     if not given:
         return None
