@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import pkgutil
-import signal
 import socket
 import subprocess
 import sys
@@ -353,16 +352,16 @@ def with_gpus(monkeypatch, *gpus):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpus[0].name)
 
 
-def stop_in_step(number: int, rank: int) -> None:
-    """In a rank, before the script: a signal arrives in that step, which the next one or an evaluation answers."""
+def signal_in_step(number: int, sent: int, receiver: int | None, rank: int) -> None:
+    """In a rank, before the script: a signal arrives in that step at ``receiver``; None: at each rank."""
     import kit.train.step
 
     real, steps = kit.train.step.train_step, []
 
     def train_step(*args, **options):
         steps.append(1)
-        if len(steps) == number:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if len(steps) == number and receiver in (None, rank):
+            os.kill(os.getpid(), sent)
         return real(*args, **options)
 
     kit.train.step.train_step = train_step

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
-from helpers import ROOT, matrix
+from helpers import ROOT, matrix, signal_in_step
 
 from kit.system.console import QUIET_SECONDS
 
@@ -17,31 +18,11 @@ pytestmark = pytest.mark.slow
 FLAGS = {
     "method": "lora",
     "lora_dropout": 0.1,
-    "max_steps": 20,
-    "save_steps": 15,
+    "max_steps": 8,
+    "save_steps": 7,
     "max_eval_samples": 5,
-    "eval_steps": 4,
+    "eval_steps": 2,
 }
-
-
-def send(folder, *sent, after=3, pause=0.0):
-    """Signals, (number, rank) each, when ``after`` steps are in the metrics."""
-
-    def meanwhile(children):
-        path = folder / "metrics.jsonl"
-        if not path.exists() or path.read_text().count('"loss"') < after:
-            return False
-        for number, rank in sent:
-            os.kill(children[rank].pid, number)
-            time.sleep(pause)
-        return True
-
-    return meanwhile
-
-
-def hear_hang_ups(rank):
-    """Whoever runs the tests under `nohup` has them ignored in every process."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
@@ -61,26 +42,27 @@ def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
     whole = finetune.ok("whole", processes, **flags)
     folder = finetune.folder / "half"
 
-    stopped = finetune("half", processes, send(folder, (number, rank)), hear_hang_ups, **flags)
+    stopped = finetune("half", processes, prepare=partial(signal_in_step, 3, number, rank), **flags)
     assert stopped.status == 75, stopped.output
     steps = [row["step"] for row in stopped.rows if "loss" in row]
-    assert steps == list(range(1, len(steps) + 1)) and 3 <= len(steps) < 20
+    assert steps == list(range(1, len(steps) + 1)) and 3 <= len(steps) < 8
     assert stopped.info["interrupted"] == len(steps) and stopped.info["finished_steps"] == 0
-    assert f"stopped by a signal after step {len(steps)} of 20, and saved" in stopped.output
+    assert f"stopped by a signal after step {len(steps)} of 8, and saved" in stopped.output
     assert not (folder / "final").exists() and "Traceback" not in stopped.output
     assert (f"{number.name}: stopping and saving" in stopped.output) == (rank == 0)
     assert "<title>half" in (folder / "report.html").read_text()
     continued = finetune.ok("half", processes, **flags)
-    assert f"continuing after step {len(steps)} of 20" in continued.output
-    assert continued.info["interrupted"] is None and continued.info["finished_steps"] == 20
+    assert f"continuing after step {len(steps)} of 8" in continued.output
+    assert continued.info["interrupted"] is None and continued.info["finished_steps"] == 8
     assert continued.losses == whole.losses
-    assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 5
+    assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 4
 
 
 @pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("single", 1)]))
 def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(finetune, chat_file, config, processes):
     """To one rank only; the evaluation is done after the same step when the run goes on."""
-    flags = FLAGS | {"config": config, "eval_dataset": chat_file, "max_eval_samples": 40, "max_steps": 8}
+    flags = FLAGS | {"config": config, "eval_dataset": chat_file, "max_steps": 4}
+    flags |= {"max_eval_samples": 24, "per_device_eval_batch_size": 2}
     whole = finetune.ok("whole", processes, **flags)
 
     def meanwhile(children):
@@ -90,7 +72,7 @@ def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(finetune, chat_
 
     stopped = finetune("half", processes, meanwhile, evaluate_slowly, **flags)
     assert stopped.status == 75, stopped.output
-    assert stopped.info["interrupted"] == 4 and not evaluations(stopped)
+    assert stopped.info["interrupted"] == 2 and not evaluations(stopped)
     continued = finetune.ok("half", processes, **flags)
     assert continued.losses == whole.losses
     assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 2

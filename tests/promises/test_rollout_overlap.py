@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 from fake_vllm import FLAGS, TINY, FakeVllm
-from helpers import matrix
+from helpers import matrix, signal_in_step
 
 pytestmark = pytest.mark.slow
 
@@ -95,21 +95,6 @@ def wait_at_random(body):
     time.sleep(random.random())
 
 
-def end(number, sent, rank):
-    """In a rank, before the script: a signal in a step."""
-    import kit.train.step
-
-    real, calls = kit.train.step.train_step, []
-
-    def train_step(*args, **options):
-        calls.append(1)
-        if len(calls) == number and not rank:
-            os.kill(os.getpid(), sent)
-        return real(*args, **options)
-
-    kit.train.step.train_step = train_step
-
-
 WAYS = [
     ("single", 1, {"dynamic_sampling": True, "num_iterations": 2, "vllm_importance_sampling_cap": 2, "max_steps": 6}),
     ("fsdp", 2, {"policy_loss": "gspo", "beta": 0.1}),
@@ -117,14 +102,14 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("config", "processes", "changes"), matrix([("ddp", 2, {}), ("single", 1, {})], rest=WAYS))
+@pytest.mark.parametrize(("config", "processes", "changes"), matrix([("single", 1, {}), ("ddp", 2, {})], rest=WAYS))
 def test_a_run_depends_on_no_moment_at_which_its_server_answers_or_it_ends(trained, config, processes, changes):
     ways = {"config": config, "processes": processes, "per_device_train_batch_size": 4 // processes, **changes}
     whole, _ = trained("whole", **ways)
     assert whole.status == 0, whole.output
     slow = {"hold": wait_at_random}
     for name, sent, status in (("stopped", signal.SIGTERM, 75), ("killed", signal.SIGKILL, -9)):
-        ended, _ = trained(name, server=slow, prepare=partial(end, 3, sent), **ways)
+        ended, _ = trained(name, server=slow, prepare=partial(signal_in_step, 3, sent, 0), **ways)
         assert ended.status == status, ended.output
         again, other = trained(name, server=slow, **ways)
         assert again.status == 0 and again.losses == whole.losses, again.output
