@@ -17,11 +17,12 @@ pytestmark = pytest.mark.slow
 
 STREAM = {"streaming": "true", "on_bad_row": "skip"}
 FLAGS = {"method": "lora", "save_steps": 1, "eval_steps": 1, "predict_with_generate": "true", "max_new_tokens": 4}
+FLAGS |= {"max_eval_samples": 2}
 FLAGS |= {"report_to": "tensorboard", "save_total_limit": 2}
 
 
 # Paths of a run that are there for a moment, or after an error only. All others lie in its folder at its end.
-PASSING = [".lock", ".final.partial", "error.txt", "checkpoints/.step-00000004.partial"]
+PASSING = [".lock", ".final.partial", "error.txt", "checkpoints/.step-00000003.partial"]
 
 
 def tree(folder):
@@ -35,7 +36,7 @@ class Victim:
 
     def __init__(self, folder):
         self.folder = folder / "victim"
-        for name in ("file", "folder/step-00000004/manifest.json", "folder/step-00000002/state.json", "folder/x/y"):
+        for name in ("file", "folder/step-00000003/manifest.json", "folder/step-00000002/state.json", "folder/x/y"):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(f"precious {name}")
         self._was = tree(self.folder)
@@ -53,7 +54,7 @@ class Victim:
 
 
 class Stage:
-    """A run that others left after two steps, and the paths that it writes when it is continued to four."""
+    """A run that others left after two steps, and the paths that it writes when it is continued to three."""
 
     def __init__(self, finetune, dataset):
         self.finetune, self.folder = finetune, finetune.folder
@@ -62,7 +63,7 @@ class Stage:
         assert first.status == 0, first.output
         self.template = self.folder / "template"
         shutil.copytree(first.folder, self.template)
-        self.whole = finetune("run", **self.flags, max_steps=4)
+        self.whole = finetune("run", **self.flags, max_steps=3)
         assert self.whole.status == 0, self.whole.output
         found = [*self.whole.folder.rglob("*"), *(self.whole.folder / name for name in PASSING)]
         self.folders = {str(path.relative_to(first.folder)) for path in found if path.is_dir()}
@@ -79,7 +80,7 @@ class Stage:
         """What a start says to the folder as it is; empty if it takes it."""
         record = json.loads((self.template / "run.json").read_text())
         try:
-            RunFolder(Recipe(**record["recipe"] | {"max_steps": 4}), "mine", record["identity"])
+            RunFolder(Recipe(**record["recipe"] | {"max_steps": 3}), "mine", record["identity"])
         except UserError as error:
             return str(error)
         return ""
@@ -98,7 +99,7 @@ def stage(finetune, chat_file, tmp_path):
 
 def test_no_link_in_a_run_of_others_leads_a_write_out_of_it(stage, tmp_path):
     """Each path that a run writes is refused before the run where a link is, or the link is deleted."""
-    expected = "run.json metrics.jsonl checkpoints final report.html skipped_rows.jsonl checkpoints/step-00000004"
+    expected = "run.json metrics.jsonl checkpoints final report.html skipped_rows.jsonl checkpoints/step-00000003"
     assert {*expected.split(), *PASSING} <= set(stage.names)
     victim = Victim(tmp_path)
     taken = []
@@ -120,7 +121,7 @@ def test_no_link_in_a_run_of_others_leads_a_write_out_of_it(stage, tmp_path):
         stage.set_up()
         for name in planted:
             victim.plant(stage.whole.folder / name, stage.kind(name))
-        run = stage.finetune("run", **stage.flags, max_steps=4)
+        run = stage.finetune("run", **stage.flags, max_steps=3)
         assert run.status == 0, run.output
         assert victim.is_whole(), planted
         assert run.losses == stage.whole.losses
