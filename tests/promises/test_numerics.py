@@ -121,8 +121,6 @@ def test_adapters_that_no_gradient_reaches_are_named_at_the_first_step_and_at_th
     assert run.output.count(text) == 1
     text = f"warning: 2 of 21 adapters were not trained (lora_B is zero): {names}; no gradient reached them\n"
     assert run.output.count(text) == 1
-    whole = finetune.ok("whole", 2, **flags).output
-    assert "were not trained" not in whole and "no gradient" not in whole
 
 
 @pytest.mark.slow
