@@ -19,6 +19,7 @@ def interrupt_after(run, step, copy):
     shutil.rmtree(copy / "final")
 
 
+@pytest.mark.long
 def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune):
     """Other strategies, methods and feeds: the covering array."""
     flags = DROPOUT | {"config": "fsdp_hybrid", "method": "qlora", "per_device_train_batch_size": 1}
@@ -60,7 +61,7 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("first", "second", "data"), matrix(MOVES, always=2))
+@pytest.mark.parametrize(("first", "second", "data"), matrix(MOVES))
 def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, first, second, data):
     flags = DROPOUT | {"lora_dropout": 0.0, "learning_rate": 2e-3, **data}
     whole = finetune.ok("whole", first[1], config=fp32[first[0]], **flags)

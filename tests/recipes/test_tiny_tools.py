@@ -1,7 +1,7 @@
 """The embedded tools and game: the tiny model visibly learns to use them."""
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, matrix
 
 FOLDER = ROOT / "recipes/tiny-tools"
 GAME = {
@@ -13,7 +13,7 @@ GAME = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [{"tools": f"{FOLDER}/tools.py:price,add"}, GAME], ids=["tools", "environment"])
+@pytest.mark.parametrize("flags", matrix([{"tools": f"{FOLDER}/tools.py:price,add"}, GAME]))
 def test_a_few_steps_of_the_recipe_raise_the_reward(finetune, flags):
     finetune.defaults = {"recipe": "tiny-tools"}
     run = finetune.ok("run", **flags, max_steps=6, eval_steps=6, save_steps=6, max_eval_samples=32)
