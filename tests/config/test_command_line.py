@@ -140,11 +140,6 @@ def test_of_a_flag_given_twice_the_last_value_is_taken_and_a_note_says_so():
     assert request.notes == ["note: --seed given twice: '1' and '2'; the last one is taken"]
 
 
-def test_of_a_list_given_twice_nothing_is_dropped():
-    found = problems(["--dataset", "a.jsonl", "--dataset", "b.jsonl"])["--dataset"]
-    assert "'a.jsonl' and 'b.jsonl'" in found and "separated by commas" in found
-
-
 # Help
 
 

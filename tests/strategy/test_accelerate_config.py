@@ -151,9 +151,3 @@ def test_everything_wrong_with_a_config_is_reported_at_once(refusal):
     )
     places = [problem.where.rpartition("mine.yaml:")[2].split()[0] for problem in error.problems]
     assert sorted(places) == ["1", "3", "4", "7", "8"]
-
-
-def test_a_recipe_is_pointed_to_its_flag(refusal):
-    assert str(refusal("base_model: ./my-model\nsequence_len: 256\n")).endswith(
-        "-> a recipe, of any kit, is given by --recipe"
-    )
