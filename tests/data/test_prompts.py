@@ -63,6 +63,14 @@ def test_rows_with_and_without_an_answer_go_together_and_what_needs_one_names_th
         check_evaluation(recipe(**FLAGS), data.evaluation.select(np.array([1, 2]), "alone"))
 
 
+def test_of_prompt_and_completion_no_row_has_a_completion_that_others_lack(opened):
+    rows = {"prompt": TURNS[:1]}, {"prompt": TURNS, "completion": [ANSWER]}
+    with pytest.raises(UserError, match=r"completion: a column that the first row lacks \(at train.jsonl:2\)"):
+        opened(*rows, chat_template="chatml")
+    with pytest.raises(UserError, match=r"train.jsonl:2: no 'completion' .*expected prompt and completion in every"):
+        opened(*rows[::-1], chat_template="chatml")
+
+
 def test_a_prompt_that_is_too_long_to_evaluate_is_left_out_and_no_end_of_it_is_cut(opened):
     long = {"role": "user", "content": "Bye now " * 80}
     data = opened(

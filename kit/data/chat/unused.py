@@ -37,6 +37,7 @@ _VARIABLE = "a variable of the chat template; write it into a column chat_templa
 _LABEL = "SFT would train on an answer marked as bad; --objective kto takes unpaired preferences"
 _TURN = "one message of a conversation in each row; join them to lists"
 _PACKED = "how samples are packed; give each sample a row, without this column"
+_NOT_FIRST = "a column that the first row lacks; write it into every row, or into none"
 
 
 def _by_name(named: Mapping[str, str]) -> dict[str, str]:
@@ -110,6 +111,7 @@ class Unused:
         first = format.columns[0]
         self._ignored = frozenset(ignored)
         self._read = frozenset(fields.values())
+        self._left_out = {*format.all_or_none} - fields.keys()  # because the first row lacks them
         harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
         harmless |= set() if is_demonstration else {_LABEL}
         harmless |= {_LABEL, _WEIGHT, _MASK, _REASONING} if format.are_prompts else set()
@@ -125,7 +127,7 @@ class Unused:
                 if not is_empty(value):
                     meaning = COLUMNS.get(column.rpartition(".")[2], "")
                     changes = meaning in self._harmful and _changes(meaning, column, value)
-                    meanings[column] = meaning if changes else ""
+                    meanings[column] = _NOT_FIRST if column in self._left_out else meaning if changes else ""
                 continue
             for message in _messages(value):
                 for key, meaning in _unused_keys(message):

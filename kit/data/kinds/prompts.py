@@ -55,8 +55,8 @@ class EvaluatedPromptRows(AnswerRows):
         replace(each, make=_MAKES.get(each.columns[0], each.make), are_prompts=True)
         for each in (
             *AnswerRows.formats,
-            Format(("prompt",), _from_prompt, optional=("system", *INPUTS)),
-            Format(("instruction",), _from_question, optional=OF_QUESTION),
+            Format(("prompt",), _from_prompt, optional=("system", *INPUTS), all_or_none=("completion",)),
+            Format(("instruction",), _from_question, optional=OF_QUESTION, all_or_none=("output",)),
         )
     )
     objective = "--objective grpo takes prompts, also alone, and rewards"

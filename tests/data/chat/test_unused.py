@@ -59,6 +59,20 @@ def test_values_that_would_change_the_training_are_refused_unless_ignored_on_pur
         assert not reported and counts[name] == 1, row
 
 
+def test_an_answer_or_a_prompt_that_the_first_row_lacks_is_not_ignored_unseen():
+    for first, name, wanted in (
+        ({"prompt": [USER]}, "completion", "prompts"),
+        ({"instruction": "a"}, "output", "prompts"),
+        ({"chosen": "a", "rejected": "b"}, "prompt", "ranking"),
+    ):
+        kind = KINDS[wanted]
+        (problem,) = unused_of(first, {}, kind).check(first | {name: "b"})
+        assert str(problem).startswith(f"{name}: a column that the first row lacks"), problem
+        assert not unused_of(first, {name: "ignore"}, kind).check(first | {name: "b"})
+    renamed = {"question": "a", "chosen": "b", "rejected": "c", "prompt": "d"}
+    assert looked(renamed, {"question": "prompt"}, "preference") == ("", {"prompt": 1})
+
+
 def test_what_changes_nothing_is_not_refused():
     for row in (
         PAIR | {"images": [], "history": None, "label": True, "weight": 1.0, "train": True, "file_name": "a.py"},
