@@ -113,7 +113,9 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     ]
     if unreached:
         not_adapted = ", not adapted" if _adapted_layers(model) else ""
-        lines.append(f"note: no gradient from text reaches {_first_three(unreached)}: frozen{not_adapted}")
+        reads_text_only = base.config.get_text_config() is base.config
+        why = "no gradient from text reaches" if reads_text_only else "train_only does not name"
+        lines.append(f"note: {why} {_first_three(unreached)}: frozen{not_adapted}")
     coefficient = aux_loss_coef(base, router_aux_loss_coef)
     if coefficient:
         lines.append(f"note: the training loss includes {coefficient:g} x the load-balancing (auxiliary) loss")

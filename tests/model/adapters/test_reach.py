@@ -30,6 +30,9 @@ def test_what_gets_no_gradient_from_text_is_frozen_and_reported(family, parts):
     assert all(name.startswith(tuple(found)) for name in frozen) and bool(frozen) == bool(parts)
     lines = "\n".join(describe_parts(model, MethodSettings(model_name_or_path="m", method="full")))
     assert all(part in lines for part in parts[:3])
+    assert (
+        "train_only does not name" if family == "gemma3" else "no gradient from text" if parts else "weights"
+    ) in lines
 
 
 def test_the_head_of_a_model_that_computes_its_router_loss_trains():
