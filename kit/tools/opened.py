@@ -13,6 +13,7 @@ from kit.config.recipe import Recipe
 from kit.data.chat.template import Jinja, Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.data.media import MediaKind
+from kit.data.samples.rows import no_media_of
 from kit.model.adapters.adapter import adapters_off
 from kit.model.build import build_meta_model, check_model, num_positions, open_config
 from kit.model.media.open import ModelMedia, open_media
@@ -96,7 +97,10 @@ def open_model(
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)
-    media = open_media(recipe, recipe, config, meta_model, tokenizer) if media_kinds else None
+    try:
+        media = open_media(recipe, recipe, config, meta_model, tokenizer) if media_kinds else None
+    except UserError as error:
+        raise UserError(*(no_media_of(kind, error.problems[0]) for kind in media_kinds)) from None
     if media:
         raise_if([problem for kind, problem in media.problems.items() if kind in media_kinds])
     source = None if is_plain else _template_of(recipe, tokenizer)

@@ -158,7 +158,7 @@ def test_a_sound_is_not_cut(seconds, reason, audio_model, tmp_path):
 def test_audio_is_refused_by_models_that_read_none_and_video_by_all(audio_model, vision_model, model_folder, tmp_path):
     data = write_rows(tmp_path, [[0.5]] * 2)
     for folder in (model_folder, vision_model("qwen2_vl")):
-        with pytest.raises(UserError, match="audio: given, but this model does not accept audio"):
+        with pytest.raises(UserError, match=r"accept audio \(at .*:1 and 1 more\); expected a model that reads audio"):
             check(folder, data)
     row = {
         "messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "tea"}],

@@ -164,11 +164,18 @@ def test_an_environment_that_needs_a_row_is_refused_without_one(talked):
     talked([], "OfRows", route=["Porto"])
 
 
-@pytest.mark.parametrize(("kind", "message"), [("image", "/none: no such file\n"), ("audio", "does not accept audio")])
+@pytest.mark.parametrize(
+    ("family", "kind", "message"),
+    [
+        ("qwen2_vl", "image", "/none: no such file\n"),
+        ("qwen2_vl", "audio", "error: audio: given, but this model does not accept audio"),
+        ("", "audio", "error: audio: given, but this model does not accept audio; expected a model that reads audio"),
+    ],
+)
 def test_media_that_a_model_cannot_be_given_are_refused_before_its_weights_are_read(
-    vision_model, tmp_path, capsys, kind, message
+    vision_model, model_folder, tmp_path, capsys, family, kind, message
 ):
-    shutil.copytree(vision_model("qwen2_vl"), folder := tmp_path / "model")
+    shutil.copytree(vision_model(family) if family else model_folder, folder := tmp_path / "model")
     for weights in folder.glob("*.safetensors"):
         weights.write_bytes(b"")
     with wave.open(str(tmp_path / "a.wav"), "wb") as sound:

@@ -19,8 +19,8 @@ from kit.system.errors import Problem
 
 _MEDIA = "media other than text, images and audio, which are not supported"
 _UNREAD = (
-    "images or audio that are not read here; map the column to images or audio, which go with conversations, or with "
-    "output alone"
+    "images or audio that are not read here; --dataset_columns {}=images (or audio), with conversations, or with "
+    "TEXT=output alone"
 )
 _PART = "an image or audio that is not read here; write it as a part of the content, or into a column images or audio"
 _WEIGHT = "a loss weight; give assistant messages a train or weight"
@@ -142,7 +142,7 @@ class Unused:
 def _problem(name: str, meaning: str) -> Problem:
     found, _, step = meaning.partition("; ")
     ignore = f"to ignore it, add {name}=ignore to --dataset_columns"
-    return Problem(name, found, fix=f"{step}; or {ignore}" if step else ignore)
+    return Problem(name, found, fix=f"{step.format(name)}; or {ignore}" if step else ignore)
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:

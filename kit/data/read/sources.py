@@ -193,7 +193,7 @@ def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -
         found = f"{name!r} is a folder without data files" + (f" ({_endings(others)})" if others else "")
         raise UserError(flag, found, f"a folder with files that end in {KNOWN}")
     if others:
-        notes.append(f"{name}: {len(others)} files are not read: {_endings(others)}")
+        notes.append(f"{name}: {len(others)} files are not read as rows: {_endings(others)}")
     if (path / "dataset_dict.json").is_file():  # save_to_disk writes each split into a folder
         split_of = {relative: relative.parts[0].lower() for relative in files}
     else:

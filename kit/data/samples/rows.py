@@ -5,7 +5,7 @@ Every row is counted, and problems name their row. Nothing here depends on other
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from kit.data.chat.tokens import MediaCodec, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import Limits, RowKind, Sequences, answer_span
-from kit.data.media import KINDS, Media
+from kit.data.media import KINDS, Media, MediaKind
 from kit.data.read.blocks import Block, Part
 from kit.data.read.media_files import inspect
 from kit.data.read.text import Ending
@@ -38,6 +38,7 @@ CODE_VERSION = 17
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_MEDIA = Problem("images", "given, but this model does not accept images")
 REWRITTEN = "the chat template rewrites earlier turns, so these answers have no prompt in common"
+_COLUMNS = {kind: column for column, kind in MEDIA_COLUMNS.items()}
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 
 
@@ -158,7 +159,7 @@ class Encoder:
                 elif unused_problems:
                     refuse(place, unused_problems, is_common=True)
                 elif problems := self._inspect(sample, source.parts[part]):
-                    refuse(place, problems, is_common=self.media is None)
+                    refuse(place, problems, is_common=not self.media or problems[0] in self.media.problems.values())
                 elif problem := self.kind.check(sample):
                     refuse(place, [problem])
                 elif self.tools and (problem := _beside_tools(sample)):
@@ -215,11 +216,8 @@ class Encoder:
         """Replace the media of a sample by what is known of their files. Returns their problems."""
         if "media" not in sample:
             return []
-        columns = {kind: column for column, kind in MEDIA_COLUMNS.items()}
         if self.media is None:
-            column = columns[sample["media"][0][0]]
-            where, text = (each.replace("images", column) for each in (self.no_media.where, self.no_media.found))
-            return [replace(self.no_media, where=where, found=text)]
+            return [no_media_of(sample["media"][0][0], self.no_media)]
         folder = self.settings.media_folder or part.folder
         problems: list[Problem] = []
         found: list[Media] = []
@@ -230,7 +228,7 @@ class Encoder:
                 found.append(inspect(kind, given, folder))
                 self.media.texts(found[-1:])
             except UserError as error:
-                problems += [replace(each, where=f"{columns[kind]}[{i}]") for each in error.problems]
+                problems += [replace(each, where=f"{_COLUMNS[kind]}[{i}]") for each in error.problems]
         sample["media"] = found
         return problems
 
@@ -286,6 +284,11 @@ class Encoder:
         if cut and remark:
             piece.remarks[remark] += 1
         return cut
+
+
+def no_media_of(kind: MediaKind, problem: Problem) -> Problem:
+    """Return the problem of a row with media of this kind, given that of one with images."""
+    return Problem(*(each.replace("images", _COLUMNS[kind]) for each in astuple(problem)[:4]))
 
 
 def _beside_tools(sample: Sample) -> Problem | None:

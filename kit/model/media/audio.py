@@ -53,7 +53,7 @@ def open_audio(settings: ModelSettings, config: Any, decoder: Any, tokenizer: An
     kind = config.model_type
     if "input_features" not in signature(type(decoder).forward).parameters or _REFUSED.search(kind):
         found = "given, but this model does not accept audio"
-        raise UserError("audio", found, "a model that reads audio and text, and writes text")
+        raise UserError("audio", found, "a model that reads audio and text")
     try:
         import soundfile  # noqa: F401
         import soxr  # noqa: F401

@@ -66,7 +66,7 @@ def open_media(
             there; or it does not take ``min_pixels`` or ``max_pixels``.
     """
     if _reader(meta_model) is None:
-        raise UserError("images", "given, but this model does not accept images", "a vision-language model")
+        raise UserError("images", "given, but this model does not accept images", "a model that reads images and text")
     try:
         import PIL  # noqa: F401
         import transformers

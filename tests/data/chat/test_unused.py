@@ -55,6 +55,7 @@ def test_values_that_would_change_the_training_are_refused_unless_ignored_on_pur
         reported, counts = looked(row, wanted=wanted)
         assert reported.startswith(f"{name}: ") and counts[name] == 1, (row, reported)
         assert f"to ignore it, add {name}=ignore to --dataset_columns" in reported
+        assert name != "file_name" or f"--dataset_columns {name}=images (or audio)" in reported
         reported, counts = looked(row, {name: "ignore"}, wanted)
         assert not reported and counts[name] == 1, row
 

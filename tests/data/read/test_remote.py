@@ -40,7 +40,7 @@ def test_folders_patterns_and_splits(store):
         "memory://bucket/d/sub/train-1.jsonl",
         "memory://bucket/d/train-0.jsonl",
     ]
-    assert source.notes == ("memory://bucket/d: 1 files are not read: .md (1)",)
+    assert source.notes == ("memory://bucket/d: 1 files are not read as rows: .md (1)",)
     assert [part.name for part in source_of("memory://bucket/d", "test").parts] == ["memory://bucket/d/test.jsonl"]
     assert [part.name for part in source_of("memory://bucket/**/b.jsonl").parts] == ["memory://bucket/e/b.jsonl"]
 

@@ -47,7 +47,7 @@ def test_what_of_a_folder_is_not_read_is_counted_by_its_ending(folder):
     make_folder(data, "a.jsonl", "b.xlsx", "c.XLSX", "LICENSE", "notes.txt", "more/d.md", ".git/e", "dataset_info.json")
     (data / "g.csv").symlink_to("nowhere.csv")
     (note,) = source_of("data").notes
-    assert note == "data: 6 files are not read: .csv (1), .md (1), .txt (1), .xlsx (2), no ending (1)"
+    assert note == "data: 6 files are not read as rows: .csv (1), .md (1), .txt (1), .xlsx (2), no ending (1)"
     assert source_of("data/a.jsonl").notes == ()
 
 
