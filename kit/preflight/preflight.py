@@ -32,7 +32,8 @@ from kit.model.build import (
 from kit.model.layers.attention import describe_long_rows
 from kit.model.layers.compile import check_compile
 from kit.model.layers.sequence_parallel import sequence_problems
-from kit.model.media.open import ModelMedia, open_media
+from kit.model.media.codec import ModelMedia
+from kit.model.media.open import open_media
 from kit.model.pretrained.dequantise import describe_dequantised
 from kit.model.pretrained.heads import pad_with, template_beside
 from kit.model.pretrained.tokenizer import open_tokenizer

@@ -16,7 +16,8 @@ from kit.data.media import MediaKind
 from kit.data.samples.rows import no_media_of
 from kit.model.adapters.adapter import adapters_off
 from kit.model.build import build_meta_model, check_model, num_positions, open_config
-from kit.model.media.open import ModelMedia, open_media
+from kit.model.media.codec import ModelMedia
+from kit.model.media.open import open_media
 from kit.model.pretrained.heads import head_of
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.rollouts.tools.tool_environment import Tools

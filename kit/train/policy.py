@@ -97,8 +97,8 @@ def build_policy(
     if data:
         check_causality(policy, vocab_size)
         policy.notes += prove_head(policy, vocab_size)
-        if data.media and "image" in data.media.tokens:
-            prove_media(policy, data.encoder, recipe.packing)
+        if data.media:
+            prove_media(policy, data.encoder, recipe.packing, max(recipe.num_rows, recipe.eval_batch_size) > 1)
         if recipe.packing:
             check_isolation(policy, vocab_size, data.encoder.pack_length, data.media)
     if layers:

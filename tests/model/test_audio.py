@@ -147,7 +147,7 @@ def test_every_form_of_a_sound_is_the_same_sample(audio_model, tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "reason"),
-    [(1.3, "1.3 seconds, whose end the model's processor cuts off"), (0.02, "0.02 seconds, too few")],
+    [(1.3, "1.3 seconds: the model's processor would cut its end off"), (0.02, "0.02 seconds: too short")],
 )
 def test_a_sound_is_not_cut(seconds, reason, audio_model, tmp_path):
     data = write_rows(tmp_path, [[0.5], [seconds]])

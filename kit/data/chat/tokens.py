@@ -80,7 +80,7 @@ class Encoded:
 
 
 class MediaCodec(Protocol):
-    """Makes placeholders in a text, and inputs of encoders (``kit.model.media.open.ModelMedia``)."""
+    """Makes placeholders in a text, and inputs of encoders (``kit.model.media.codec.ModelMedia``)."""
 
     tokens: dict[MediaKind, str]  # what a chat template writes for each kind that the model reads
     problems: dict[MediaKind, Problem]  # of a row with another kind
@@ -117,11 +117,11 @@ class MediaCodec(Protocol):
     def __or__(self, other: Any) -> "MediaCodec":
         """Return the codec of data with the kinds of both."""
 
-    def example(self, seed: int, width: int = 1) -> tuple[list[int], Any]:
-        """Return the ids that stand for a picture of random colours, and this picture, ``width`` times as wide."""
+    def example(self, seed: int) -> tuple[list[int], Media]:
+        """Return the ids that stand for random colours or noise, and these; one of each kind in turn."""
 
     def own_inputs(self, text: str, media: Sequence[Media]) -> dict[str, Any]:
-        """Return the inputs of a row with images as the processor itself makes them of a text with ``tokens``."""
+        """Return the inputs of a row with media as the processor itself makes them of a text with ``tokens``."""
 
     def shown(self, text: str) -> str:
         """Return a decoded prompt with one placeholder for each image."""

@@ -1,4 +1,4 @@
-"""Inputs of vision-language models: image placeholders in the text, inputs of the vision tower, and positions.
+"""Inputs of models that read images or audio: placeholders in the text, inputs of the encoders, and positions.
 
 All of it comes from the model's own processor and code, whatever its family: the processor is called with a tokenizer
 that keeps the text which it would encode, and that gives it the ids of the rows. ``kit.train.checks.media_proof``
@@ -6,16 +6,17 @@ proves on the model that is trained that its losses and gradients are those of i
 
 Promises:
 
-- The text of an image is known before any pixel is read: it depends on the size, and in some families on the other
-  images of its row and on what stands beside it. When its pixels are made, their text must be the same: so there are as
-  many placeholders as features.
-- Every rank runs the tower in every micro-batch: without an image in it, on one that nothing looks at.
+- The text of an image or a sound is known before it is decoded: it depends on the size, and in some families on the
+  others of its row and on what stands beside it. When its features are made, their text must be the same: so there are
+  as many placeholders as features.
+- A sound whose end the processor would cut off is refused.
+- Every rank runs the encoders in every micro-batch: one for which it has nothing, on something that nothing looks at.
 """
 
 import copy
-import io
 import re
 import sys
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -28,387 +29,332 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
 
-from kit.config.settings.data import DataSettings
-from kit.config.settings.model import ModelSettings
 from kit.data.media import Media, MediaKind
-from kit.data.read.image_files import INSTALL, MAX_PIXELS
-from kit.data.read.media_files import decoded, inspect
-from kit.model.pretrained.locate import hub_options, locate_model
+from kit.data.read.media_files import inspect
+from kit.model.media.kinds import Images, Sounds
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError, first_line
 
 _MARK = "\ufddf"  # a noncharacter, which no text holds
-_SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
-_DIGESTS = 3  # the version of ``Media.digest``, which cache entries hold
+_DIGESTS = 4  # the version of ``Media.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
-# The least and the most that a number in a setting of a processor may be. Of Qwen, ``size`` is in pixels.
-_BOUNDS = {
-    **dict.fromkeys(("size", "crop_size", "pad_size", "image_grid_pinpoints"), (32, 2048)),
-    "max_image_size": (32, 4096),
-    **dict.fromkeys(("image_seq_length", "image_seq_len", "num_additional_image_tokens"), (0, 2048)),
-    **dict.fromkeys(("max_patches", "pan_and_scan_max_num_crops", "merge_size"), (0, 64)),
-    "patch_size": (4, 2048),
-    "temporal_patch_size": (1, 4),
-}
+Size = tuple[MediaKind, tuple[int, int]]  # of an image or a sound, as ``Media.size``
 OfSegment = Sequence[tuple[Media, str, str]]  # media, each with the folder of its path, and where its row is from
 
 
-def open_media(
-    settings: ModelSettings, data: DataSettings, config: Any, meta_model: Any, tokenizer: Any
-) -> "MediaInputs":
-    """Open the processor of a vision-language model.
-
-    Args:
-        meta_model: the model on meta, whose code computes positions.
-
-    Raises:
-        UserError: the model does not accept images, or not in its text; its processor, or what that needs, is not
-            there; or it does not take ``min_pixels`` or ``max_pixels``.
-    """
-    if _reader(meta_model) is None:
-        raise UserError("images", "given, but this model does not accept images", "a model that reads images and text")
-    try:
-        import PIL  # noqa: F401
-        import transformers
-        from transformers import AutoImageProcessor, ProcessorMixin  # slow to import
-        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-    except ImportError:
-        raise UserError("images", "they need Pillow, which is not installed", fix=INSTALL) from None
-    name = locate_model(settings.model_name_or_path, settings.model_revision)
-    options = hub_options(settings, is_checked=True)
-    try:
-        image_processor = AutoImageProcessor.from_pretrained(name, **options)
-        # The part for videos is asked for settings that it shares with the one for images, at most.
-        parts = {"image_processor": image_processor, "video_processor": image_processor, "tokenizer": tokenizer}
-        settings_of_processor, _ = ProcessorMixin.get_processor_dict(name, **options)
-        of_images, _ = image_processor.get_image_processor_dict(name, **options)
-        settings_of_all = (settings_of_processor, of_images, tokenizer.init_kwargs)
-        named = next(filter(None, (each.get("processor_class") for each in settings_of_all)), None)
-        processor_class = getattr(transformers, named or PROCESSOR_MAPPING_NAMES[config.model_type])
-        # A processor is also made for videos, which need torchvision, and of which none is read here.
-        still: Any = type(processor_class.__name__, (processor_class,), {"check_argument_for_proper_class": _any_class})
-        _check_bounds(image_processor, settings_of_processor)
-        processor = still.from_args_and_dict(
-            [parts.get(each) for each in still.get_attributes()], settings_of_processor
-        )
-    except UserError:
-        raise
-    except Exception as error:  # the files may hold anything
-        fix = f"{INSTALL}, or copy the processor's files next to the weights"
-        raise UserError("model_name_or_path", f"{name}: no image processor ({first_line(error)})", fix=fix) from None
-    limits = {"shortest_edge": data.min_pixels, "longest_edge": data.max_pixels}
-    if any(limits.values()):
-        setting = "min_pixels" if data.min_pixels else "max_pixels"
-        # The sides of other processors are lengths. These are numbers of pixels.
-        if not hasattr(image_processor, "merge_size"):
-            raise UserError(setting, f"given, and {type(image_processor).__name__} has no such limit")
-        size = dict(image_processor.size) | {edge: value for edge, value in limits.items() if value}
-        if size["shortest_edge"] > size["longest_edge"]:
-            raise UserError("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}")
-        image_processor.size = size
-    return MediaInputs(processor, config, meta_model)
-
-
-def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
-    """Raise ``UserError`` if a setting of a processor could make an image fill the memory."""
-    settings = {**of_processor, **of_images.to_dict()}
-    for name, (least, most) in _BOUNDS.items():
-        if name == "size" and hasattr(type(of_images), "merge_size"):
-            most = MAX_PIXELS
-        if name == "max_patches" and isinstance(
-            settings.get("patch_size"), int
-        ):  # they are no tiles, but the patches of the encoder
-            most = MAX_PIXELS // settings["patch_size"] ** 2
-        value = settings.get(name)
-        if isinstance(value, dict) and any("pixels" in key for key in value):
-            most = MAX_PIXELS
-        numbers = np.array([*value.values()] if isinstance(value, dict) else value or least, np.float64)
-        if not ((least <= numbers) & (numbers <= most)).all():
-            found = f"its image processor has {name} {value}"
-            raise UserError("model_name_or_path", found, f"{least} to {most:,}")
-
-
-def _any_class(self: Any, name: str, argument: Any) -> None:
-    """Replaces a check of transformers that imports what videos need."""
-
-
-class MediaInputs:
-    """See the module. It is ``kit.data.chat.tokens.MediaCodec`` too.
+class ModelMedia:
+    """See the module. It is ``kit.data.chat.tokens.MediaCodec``.
 
     Attributes:
         processor: of transformers, without its part for videos.
+        tokens: what stands for media in a text before the processor was called.
+        problems: of each kind that the model does not read, the problem of a row that has it.
     """
 
-    def __init__(self, processor: Any, config: Any, meta_model: Any) -> None:
-        self.processor = processor
+    def __init__(
+        self,
+        processor: Any,
+        config: Any,
+        meta_model: Any,
+        kinds: Mapping[MediaKind, Images | Sounds],
+        problems: dict[MediaKind, Problem],
+    ) -> None:
+        """Raises ``UserError`` if nothing stands for media in the text."""
+        self.processor, self.problems = processor, problems
         self._tokenizer = processor.tokenizer
-        self._reader = _reader(meta_model)
-        self._of_encoder = _parameters(getattr(self._reader, "get_image_features", lambda: None))
+        self.added_ids = frozenset(self._tokenizer.added_tokens_decoder)
+        self._reader = part_that_reads(meta_model)
+        self._of_encoder = {
+            kind: _parameters(getattr(self._reader, f"get_{kind}_features", None)) or {"input_features"}
+            for kind in kinds
+        }
         # What the model takes beside its decoder, the loss head gives to its own forward.
-        of_whole = _parameters(type(meta_model).forward) & self._of_encoder
+        of_whole = _parameters(type(meta_model).forward) & set().union(*self._of_encoder.values())
         self._accepted = _parameters(type(self._reader).forward) | of_whole
         rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
         self._num_axes = 1 + len(rope.get("mrope_section", (1, 1, 1)))
-        merged = processor._merge_kwargs(processor.valid_processor_kwargs, tokenizer_init_kwargs={})
-        self._options = dict(merged["images_kwargs"])
-        # It counts the tokens of an image of any size. Merging its options for each took nine tenths of the time.
-        self._counter = copy.copy(processor)
-        self._counter._merge_kwargs = lambda **_: merged
         self._texts: dict[Any, list[str]] = {}
-        name, expected = type(meta_model).__name__, "a model whose text has a token for each feature of an image"
-        found, most = f"no tokens stand for one in the text of {name}", []
-        # Of what stands for an image in a text, some processors have a name beside that of its placeholder.
-        for each in ("image_token", "image_placeholder_token"):
-            if (token := getattr(processor, each, None)) is None:
-                continue
-            self.tokens: dict[MediaKind, str] = {"image": token}
+        self._lengths: list[tuple[float, str]] = []  # of sounds in seconds, each with its text
+        self._kinds, self._tokens = dict(kinds), dict[MediaKind, str]()
+        placeholders: dict[str, int] = {}
+        for kind, of_kind in kinds.items():
             try:
-                ids = Counter(self._encoded(*self._of_blanks([_SIZES[2]])))
+                # Of what stands for an image in a text, some processors have a name beside that of its placeholder.
+                token = getattr(processor, f"{kind}_placeholder_token", None) or getattr(processor, f"{kind}_token")
+                self._tokens[kind] = token
+                ids = self._encoded(*self._of_blanks([(kind, of_kind.sizes[2])]))
+                [(i, number)] = Counter(i for i in ids if i in self.added_ids).most_common(1)
+                if number == 1:  # max_pixels may leave one token to an image
+                    i = ids[ids.index(getattr(config, f"{kind}_token_id"))]
+                placeholders[self._tokenizer.convert_ids_to_tokens(i)] = i
             except Exception as error:  # the code of any family
-                found = f"{type(processor).__name__} fails on one: {first_line(error)}"
-                continue
-            most = Counter({i: ids[i] for i in ids.keys() & self._tokenizer.added_tokens_decoder}).most_common(1)
-            if most and most[0][1] == 1:  # max_pixels may leave one token to an image
-                most = [(i, 1) for i in (getattr(config, "image_token_id", None),) if i in ids]
-            break
-        if not most:
-            raise UserError("images", f"given, but {found}", expected)
-        self._placeholder_id: int = most[0][0]
-        self.placeholder_ids = frozenset([self._placeholder_id])
-        self._placeholder = self._tokenizer.convert_ids_to_tokens(self._placeholder_id)
+                found = f"given, but {type(processor).__name__} fails on one: {first_line(error)}"
+                expected = f"a model whose text has a token for each feature of the {of_kind.argument}"
+                problems[kind] = Problem(of_kind.argument, found, expected)
+                del self._kinds[kind], self._tokens[kind]
+        self.tokens = self._tokens
+        if not self.tokens:
+            raise UserError(problems[next(iter(kinds))])
+        self.placeholder_ids = frozenset(placeholders.values())
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, placeholders))})")
 
     @cached_property
     def key(self) -> str:
         """See ``MediaCodec``."""
-        settings = self.processor.image_processor.to_dict() | self._options
-        own = {name: value for name, value in vars(self.processor).items() if isinstance(value, str | int | float)}
-        return digest(
-            {name: str(value) for name, value in sorted((settings | own).items())}, self._placeholder_id, _DIGESTS
-        )
+        return digest(self.processor.to_json_string(), sorted(self.placeholder_ids), _DIGESTS)
+
+    def only(self, kinds: set[MediaKind]) -> "ModelMedia":
+        """See ``MediaCodec``."""
+        found = copy.copy(self)
+        found.tokens = {kind: token for kind, token in self._tokens.items() if kind in kinds}
+        return found
+
+    def __or__(self, other: "ModelMedia") -> "ModelMedia":
+        return self.only({*self.tokens, *other.tokens})
 
     @property
     def description(self) -> str:
         """A line for the user."""
-        name = type(self.processor.image_processor).__name__
-        (text,) = self._of([_SIZES[2]])
-        return (
-            f"images: {name}; one of {_SIZES[2][1]} x {_SIZES[2][0]} pixels is {text.count(self._placeholder)} tokens"
-        )
+        lines = []
+        for kind in self.tokens:
+            of_kind = self._kinds[kind]
+            (text,), name = self._of([(kind, of_kind.sizes[2])]), type(of_kind.part).__name__
+            lines.append(
+                f"{of_kind.argument}: {name}; {of_kind.describe(of_kind.sizes[2])} are {self.count(text)} tokens"
+            )
+        return "; ".join(lines)
 
     def texts(self, media: Sequence[Media], around: Sequence[str] = ()) -> list[str]:
         """See ``MediaCodec``."""
-        sizes = [each.size for each in media]
+        sizes = [(each.kind, each.size) for each in media]
         if not self._depends_on_row:
             return [text for size in sizes for text in self._of([size])]
         return self._of(sizes, tuple(f"{each[:1]}{each[-1:]}" for each in around)) if media else []
 
     def count(self, text: str) -> int:
         """See ``MediaCodec``."""
-        return text.count(self._placeholder)
+        return len(self._pattern.findall(text))
 
     def ids(self, text: str) -> frozenset[int]:
         """See ``MediaCodec``."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(number for number, token in added.items() if token.content in text)
 
-    def example(self, seed: int, width: int = 1) -> tuple[list[int], Media]:
-        """See ``MediaCodec``."""
-        from PIL import Image as pil
-
-        file = io.BytesIO()
-        colours = np.random.default_rng(seed).integers(256, size=(64, 64 * width, 3), dtype=np.uint8)
-        pil.fromarray(colours).save(file, "PNG")
-        image = inspect("image", file.getvalue(), "")
-        return self._encoded(*self.texts([image])), image
+    def example(self, seed: int) -> tuple[list[int], Media]:
+        """See ``MediaCodec``: of each kind in turn."""
+        kind = [*self.tokens][seed % len(self.tokens)]
+        media = inspect(kind, self._kinds[kind].noise(seed), "")
+        return self._encoded(*self.texts([media])), media
 
     def shown(self, text: str) -> str:
         """Return ``text`` with repeated placeholders shortened to one."""
-        return re.sub(f"({re.escape(self._placeholder)}){{2,}}", self._placeholder, text)
+        return re.sub(rf"{self._pattern.pattern}\1+", r"\1", text)
 
     def inputs(
-        self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]], images: Sequence[OfSegment]
+        self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]], media: Sequence[OfSegment]
     ) -> dict[str, Any]:
-        """Return the fields of a ``MicroBatch`` for its images.
+        """Return the fields of a ``MicroBatch`` for its media.
 
         Args:
             input_ids: int64 [B, T].
             segments: of the ``MicroBatch``: of each the first position, and its tokens.
-            images: of each segment.
+            media: of each segment.
 
         Raises:
-            UserError: an image cannot be decoded, or is another one than when its header was read.
+            UserError: one cannot be decoded, or is another one than when its header was read.
         """
         at = [slice(start, start + size) for start, size, _ in segments]
         rows = [input_ids.ravel()[each] for each in at]
-        tower, of_rows = self._of_rows(rows, images)
-        given = {name: values for name, values in of_rows.items() if name in self._accepted}
+        seen, of_rows = self._of_rows(rows, media)
+        positions = {}
         if hasattr(self._reader, "get_rope_index"):
-            given["position_ids"] = self._positions(rows, images, of_rows, tower)
+            positions["position_ids"] = self._positions(rows, media, of_rows, seen)
         token_inputs = {}
-        for name, values in given.items():
+        for name, values in (of_rows | positions).items():
             filled = torch.zeros(input_ids.size, dtype=torch.int64)
             if name == "position_ids":  # those of padding continue those before it: nothing attends to it
                 filled = torch.arange(input_ids.shape[1]).repeat(len(input_ids)).repeat(self._num_axes, 1)
             for where, value in zip(at, values, strict=True):
                 filled[..., where] = value
             token_inputs[name] = filled.unflatten(-1, input_ids.shape)
-        num_media = sum(map(len, images))
-        return {
-            "encoder_inputs": tower if num_media else self._dummy,
-            "token_inputs": token_inputs,
-            "num_media": num_media,
-        }
+        return {"encoder_inputs": seen, "dummy_inputs": self._dummy_inputs(media), "token_inputs": token_inputs}
 
-    def generation_inputs(self, input_ids: torch.Tensor, images: Sequence[OfSegment]) -> dict[str, Any]:
-        """Return the arguments of ``generate`` for prompts [B, T] and the images of each."""
-        tower, of_rows = self._of_rows(list(input_ids.numpy()), images)
-        given = {name: torch.stack(values) for name, values in of_rows.items() if name in self._accepted}
-        if any(images):
-            return tower | given
-        # Without an image, these would make it look for one.
-        return {"dummy_media": self._dummy} | {name: given[name] for name in given.keys() - {"mm_token_type_ids"}}
+    def generation_inputs(self, input_ids: torch.Tensor, media: Sequence[OfSegment]) -> dict[str, Any]:
+        """Return the arguments of ``generate`` for prompts [B, T] and the media of each."""
+        seen, of_rows = self._of_rows(list(input_ids.numpy()), media)
+        given: dict[str, Any] = seen | {name: torch.stack(values) for name, values in of_rows.items()}
+        if not any(media):  # it would make the model look for some
+            given.pop("mm_token_type_ids", None)
+        if dummy := self._dummy_inputs(media):
+            given["dummy_media"] = dummy
+        return given
 
     def own_inputs(self, text: str, media: Sequence[Media]) -> dict[str, Any]:
         """See ``MediaCodec``."""
         if not media:  # some processors take no text alone
             ids = torch.tensor([self._encoded(text)])
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        pictures = [decoded(each, "") for each in media]
-        given: Any = [pictures] if self._takes_rows else pictures
-        return _in_float32(self.processor(images=given, text=[text], return_tensors="pt", add_special_tokens=False))
+        given = self._given([[(each.kind, self._kinds[each.kind].read(each, "")) for each in media]])
+        return dict(self.processor(text=[text], add_special_tokens=False, **given))
 
     def _of_rows(
-        self, rows: Sequence[np.ndarray], images: Sequence[OfSegment]
+        self, rows: Sequence[np.ndarray], media: Sequence[OfSegment]
     ) -> tuple[dict[str, torch.Tensor], dict[str, list[torch.Tensor]]]:
-        """The inputs of the encoder for rows of tokens with images; and by name what is known of each row's tokens."""
-        of_rows = {name: [torch.zeros(len(row), dtype=torch.int64) for row in rows] for name in self._per_token}
-        with_images = [k for k, each in enumerate(images) if each]
-        if not with_images:
+        """The inputs of the encoders for rows of tokens with media; and by name what is known of each row's tokens."""
+        types = [name for name in self._accepted if name.endswith("token_type_ids")]
+        of_rows = {name: [torch.zeros(len(row), dtype=torch.int64) for row in rows] for name in types}
+        with_media = [k for k, each in enumerate(media) if each]
+        if not with_media:
             return {}, of_rows
         # They are as one row, unless it matters which others a row has.
-        groups = [[k] for k in with_images] if self._depends_on_row else [with_images]
-        pictures = [[picture for k in group for picture in _decoded(images[k])] for group in groups]
+        groups = [[k] for k in with_media] if self._depends_on_row else [with_media]
+        files = [[self._read(each) for k in group for each in media[k]] for group in groups]
         ids = _padded([np.concatenate([rows[k] for k in group]) for group in groups])
-        processed, texts = self._process(pictures, [("a",) * (len(each) + 1) for each in pictures], ids.tolist())
-        found = iter(texts)
-        for of_row in filter(None, images):
-            expected = self.texts([image for image, _, _ in of_row])
-            for (image, _, origin), text in zip(of_row, expected, strict=True):
-                if text != next(found):
-                    height, width = image.size
-                    problem = f"an image of {width} x {height} pixels has other placeholders than its header said"
-                    raise UserError(origin, problem)
-        for name, values in of_rows.items():
+        processed, _ = self._process(files, [("a",) * (len(each) + 1) for each in files], ids.tolist())
+        for name in of_rows.keys() & processed.keys():
             for group, value in zip(groups, processed[name], strict=True):
                 ends = np.cumsum([len(rows[k]) for k in group]).tolist()
                 for k, end in zip(group, ends, strict=True):
-                    values[k] = value[end - len(rows[k]) : end].long()
+                    of_rows[name][k] = value[end - len(rows[k]) : end].long()
         return self._encoder_inputs(processed), of_rows
+
+    def _read(self, given: tuple[Media, str, str]) -> tuple[MediaKind, Any]:
+        media, folder, origin = given
+        try:
+            return media.kind, self._kinds[media.kind].read(media, folder)
+        except UserError as error:
+            raise UserError(*(Problem(origin, p.found, p.expected, p.fix) for p in error.problems)) from None
 
     def _positions(
         self,
         rows: Sequence[np.ndarray],
-        images: Sequence[OfSegment],
+        media: Sequence[OfSegment],
         of_rows: dict[str, list[torch.Tensor]],
-        tower: dict[str, torch.Tensor],
+        seen: dict[str, torch.Tensor],
     ) -> list[torch.Tensor]:
         """Positions of each row, [axes, T]: the first axis is that of the text, usually of four."""
         positions = [torch.arange(len(row)).expand(self._num_axes, -1) for row in rows]
-        chosen = [k for k, each in enumerate(images) if each]
+        chosen = [k for k, each in enumerate(media) if each]
         if not chosen:
             return positions
         given = {name: pad_sequence([values[k] for k in chosen], True) for name, values in of_rows.items()}
         given["input_ids"] = torch.from_numpy(_padded([rows[k] for k in chosen]))
         given["attention_mask"] = pad_sequence([torch.ones(len(rows[k]), dtype=torch.int64) for k in chosen], True)
         index = self._reader.get_rope_index
-        found, _ = index(**{name: value for name, value in (given | tower).items() if name in _parameters(index)})
+        given |= seen
+        try:
+            found, _ = index(**{name: given[name] for name in given.keys() & _parameters(index)})
+        except Exception as error:  # some families know images that follow one another for one
+            found = f"{type(self._reader).__name__} finds no positions ({first_line(error)})"
+            raise UserError(media[chosen[0]][0][2], found, "text between the images of a row") from None
         for k, of_row in zip(chosen, found.unbind(1), strict=True):  # [axes - 1, T]
             positions[k] = torch.cat([positions[k][:1], of_row[:, : len(rows[k])]])
         return positions
 
     def _encoder_inputs(self, processed: dict[str, Any]) -> dict[str, torch.Tensor]:
-        names = self._accepted - {"input_ids", "attention_mask", *self._per_token}
-        return _in_float32({name: value for name, value in processed.items() if name in names})
+        names = self._accepted - {"input_ids", "attention_mask"}
+        return {name: each for name, each in processed.items() if name in names and not name.endswith("type_ids")}
+
+    def _dummy_inputs(self, media: Sequence[OfSegment]) -> dict[str, torch.Tensor]:
+        """Inputs of the encoders for which there is nothing in a batch."""
+        absent = self.tokens.keys() - {each.kind for of_segment in media for each, _, _ in of_segment}
+        return dict(chain.from_iterable(self._dummies[kind].items() for kind in self.tokens if kind in absent))
 
     @cached_property
-    def _dummy(self) -> dict[str, torch.Tensor]:
-        inputs = self._encoder_inputs(self._process([_blanks([_SIZES[0]])], ["aa"])[0])
-        return {name: value for name, value in inputs.items() if name in self._of_encoder}
-
-    @cached_property
-    def _per_token(self) -> list[str]:
-        """The names of what the processor computes of each token."""
-        ids = self._encoded(*self._of([_SIZES[0]]))
-        shorter, longer = (self._process([_blanks([_SIZES[0]])], ["aa"], [[*ids, *more]])[0] for more in ([], [0]))
-        names = [name for name, value in shorter.items() if np.shape(value) != np.shape(longer[name])]
-        return [name for name in names if name not in ("input_ids", "attention_mask")]
+    def _dummies(self) -> dict[MediaKind, dict[str, torch.Tensor]]:
+        found: dict[MediaKind, dict[str, torch.Tensor]] = {}
+        for kind, of_kind in self._kinds.items():
+            inputs = self._encoder_inputs(self._process([[(kind, of_kind.blank(of_kind.sizes[0]))]], ["aa"])[0])
+            found[kind] = {name: value for name, value in inputs.items() if name in self._of_encoder[kind]}
+        return found
 
     @cached_property
     def _takes_rows(self) -> bool:
         """Whether the processor takes a list of images for each text."""
+        images = [[self._kinds["image"].blank(Images.sizes[0])]]
         try:
-            self.processor(images=[_blanks([_SIZES[0]])], text=[self.tokens["image"]], return_tensors="pt")
+            self.processor(images=images, text=[self._tokens["image"]], return_tensors="pt")
         except Exception:  # the code of any family
             return False
         return True
 
     @cached_property
     def _depends_on_row(self) -> bool:
-        """Whether the text of an image is another one beside other images, or in another text."""
-        alone = [self._of_blanks([size])[0] for size in _SIZES]
-        try:
-            others = [self._of_blanks(_SIZES[:1], (each, each))[0] for each in (" ", "\n", "<")]
-            adjacent = self._of_blanks(_SIZES, ("a", "", "", "a"))
-            return self._of_blanks(_SIZES) != alone or {*others} != {alone[0]} or "".join(adjacent) != "".join(alone)
-        except Exception:  # of several images; then it is asked again for a row that has some
-            return True
+        """Whether the text of an image or a sound is another one beside others, or in another text."""
+        for kind, of_kind in self._kinds.items():
+            sizes: list[Size] = [(kind, size) for size in of_kind.sizes]
+            alone = [self._of_blanks([size])[0] for size in sizes]
+            try:
+                others = [self._of_blanks(sizes[:1], (each, each))[0] for each in (" ", "\n", "<")]
+                adjacent = self._of_blanks(sizes, ("a", "", "", "a"))
+                if self._of_blanks(sizes) != alone or {*others} != {alone[0]} or "".join(adjacent) != "".join(alone):
+                    return True
+            except Exception:  # of several; then it is asked again for a row that has some
+                return True
+        return False
 
-    @cached_property
-    def _counts_only(self) -> bool:
-        """Whether the text of an image is its placeholders alone, whose number the processor knows without an image."""
-        if self._depends_on_row:
-            return False
-        try:
-            return all(self._of_blanks([size])[0] == self.tokens["image"] * self._num_tokens(*size) for size in _SIZES)
-        except Exception:  # the code of any family
-            return False
-
-    def _num_tokens(self, height: int, width: int) -> int:
-        return int(self._counter._get_num_multimodal_tokens(image_sizes=[[height, width]])["num_image_tokens"][0])
-
-    def _of(self, sizes: Sequence[tuple[int, int]], around: Sequence[str] = ()) -> list[str]:
-        """The text of each image of a row. Raises ``UserError`` if the processor takes none of these sizes."""
+    def _of(self, sizes: Sequence[Size], around: Sequence[str] = ()) -> list[str]:
+        """The texts of a row's images and sounds. Raises ``UserError`` if the processor takes none of these sizes."""
         key = (*sizes, around)
         if (texts := self._texts.get(key)) is not None:
             return texts
+        kind, size = sizes[0]
+        seconds, lengths = size[0] / size[1], self._lengths
+        if is_sound := kind == "audio" and len(sizes) == 1:
+            # A longer sound has no fewer placeholders, so between two with the same text all have it.
+            at = bisect_left(lengths, (seconds, ""))
+            if 0 < at < len(lengths) and lengths[at - 1][1] == lengths[at][1]:
+                return [lengths[at][1]]
         try:
-            if self._counts_only:
-                texts = [self.tokens["image"] * self._num_tokens(*size) for size in sizes]
-            else:
-                texts = self._of_blanks(sizes, around)
+            texts = self._of_blanks(sizes, around)
+            if is_sound and self.count(texts[0]) < 2:  # the code of Qwen2-Audio takes one for a text as it was
+                raise ValueError("too short for the model's processor")
         except Exception as error:  # the code of any family
-            height, width = sizes[0]
-            raise UserError("", f"{width} x {height} pixels: {first_line(error)}") from None
+            raise UserError("", f"{self._kinds[kind].describe(size)}: {first_line(error)}") from None
         if len(self._texts) < _MOST_SIZES:  # most sizes have the text of another one, which may have kilobytes
             self._texts[key] = texts = list(map(sys.intern, texts))
+            if is_sound:
+                insort(lengths, (seconds, texts[0]))
         return texts
 
-    def _of_blanks(self, sizes: Sequence[tuple[int, int]], around: Sequence[str] = ()) -> list[str]:
-        """The texts of images without content: their pixels are resized, and not computed with."""
+    def _of_blanks(self, sizes: Sequence[Size], around: Sequence[str] = ()) -> list[str]:
+        """The texts of images and sounds without content.
+
+        Raises ``ValueError`` if the processor would cut a sound, or if it is too short.
+        """
         around = around or ("a",) * (len(sizes) + 1)
-        return self._process([_blanks(sizes)], [around], images_kwargs={"do_rescale": False, "do_normalize": False})[1]
+        row = [(kind, self._kinds[kind].blank(size)) for kind, size in sizes]
+        whole, texts = self._process([row], [around], is_blank=True)
+        if any(kind == "audio" for kind, _ in sizes):
+            cut, _ = self._process([row], [around])
+            if any(np.shape(value) != np.shape(whole[name]) for name, value in cut.items()):
+                raise ValueError("the model's processor would cut its end off")
+        return texts
+
+    def _given(self, rows: Sequence[Sequence[tuple[MediaKind, Any]]], is_blank: bool = False) -> dict[str, Any]:
+        """The arguments of the processor for rows of images and sounds."""
+        given: dict[str, Any] = {"return_tensors": "pt"}
+        if "mm_token_type_ids" in self._accepted:  # some processors make them only if they are asked
+            given["return_mm_token_type_ids"] = True
+        for kind, of_kind in self._kinds.items():
+            of_rows = [[each for of_each, each in row if of_each == kind] for row in rows]
+            if any(of_rows):
+                takes_rows = kind == "image" and self._takes_rows
+                given[of_kind.argument] = of_rows if takes_rows else list(chain.from_iterable(of_rows))
+                given[f"{of_kind.argument}_kwargs"] = of_kind.options | (of_kind.blank_options if is_blank else {})
+        return given
 
     def _process(
         self,
-        pictures: list[list[Any]],
+        rows: Sequence[Sequence[tuple[MediaKind, Any]]],
         around: Sequence[Sequence[str]],
         ids: list[list[int]] | None = None,
-        **options: Any,
+        is_blank: bool = False,
     ) -> tuple[dict[str, Any], list[str]]:
-        """What the processor makes of rows of pictures (``PIL.Image``), as tensors; and the text of each picture.
+        """What the processor makes of rows of images and sounds, as tensors; and the text of each of them.
 
         Args:
-            around: of each row the texts before, between and after its pictures.
+            around: of each row the texts before, between and after them.
             ids: the tokens of each row, [B, T], in place of those of such a text.
 
         Raises whatever the code of the family raises.
@@ -416,9 +362,8 @@ class MediaInputs:
         processor = copy.copy(self.processor)
         processor.tokenizer = tokenizer = _Recorder(self._tokenizer, ids)
         processor._check_special_mm_tokens = lambda *_, **__: None  # the text and the ids are not of each other
-        images = pictures if self._takes_rows else list(chain.from_iterable(pictures))
-        texts = [_marked(each, self.tokens["image"]) for each in around]
-        processed = processor(images=images, text=texts, return_tensors="pt", **options)
+        texts = [_marked(each, [self._tokens[kind] for kind, _ in row]) for each, row in zip(around, rows, strict=True)]
+        processed = processor(text=texts, **self._given(rows, is_blank))
         found = [_unmarked(text, each) for text, each in zip(tokenizer.texts, around, strict=True)]
         return dict(processed), list(chain.from_iterable(found))
 
@@ -444,18 +389,18 @@ class _Recorder:
         return BatchEncoding({"input_ids": ids, "attention_mask": [[1] * len(each) for each in ids]}, found)
 
 
-def _marked(around: Sequence[str], token: str) -> str:
-    """The text of a row, with ``token`` for each image. Of the texts around them it has the ends, and a mark between.
+def _marked(around: Sequence[str], tokens: Sequence[str]) -> str:
+    """The text of a row, with its ``tokens``. Of the texts around them it has the ends, and a mark between.
 
-    Nothing is between images that stand together.
+    Nothing is between tokens that stand together.
     """
-    last = len(around) - 1
+    last = len(tokens)
     pieces = (f"{each[:1]}{_MARK}{each[-1:]}" if each or i in (0, last) else "" for i, each in enumerate(around))
-    return token.join(pieces)
+    return "".join(map("".join, zip(pieces, [*tokens, ""], strict=True)))
 
 
 def _unmarked(text: str, around: Sequence[str]) -> list[str]:
-    """What stands for each image in what a processor has made of ``_marked``. The first of several together has all.
+    """What stands for each token in what a processor has made of ``_marked``. The first of several together has all.
 
     Raises ``ValueError`` if it changed the text around them.
     """
@@ -473,27 +418,6 @@ def _unmarked(text: str, around: Sequence[str]) -> list[str]:
     return texts
 
 
-def _blanks(sizes: Sequence[tuple[int, int]]) -> list[Any]:
-    from PIL import Image as pil
-
-    return [pil.new("RGB", (width, height)) for height, width in sizes]
-
-
-def _in_float32(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of floats in the dtype that all processors but Llama 4's give them."""
-    return {name: each.float() if each.is_floating_point() else each for name, each in tensors.items()}
-
-
-def _decoded(images: OfSegment) -> list[Any]:
-    pictures = []
-    for image, folder, origin in images:
-        try:
-            pictures.append(decoded(image, folder))
-        except UserError as error:
-            raise UserError(*(Problem(origin, p.found, p.expected, p.fix) for p in error.problems)) from None
-    return pictures
-
-
 def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of tokens, padded on the right with zeros: int64 [B, T]."""
     padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
@@ -502,15 +426,20 @@ def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     return padded
 
 
-def _reader(model: Any) -> Any:
-    """The part of a model that takes images: its decoder, or all of it; None if none does."""
+def part_that_reads(model: Any) -> Any:
+    """Return the part of a model that takes images or audio: its decoder, or all of it; None if none does."""
     decoder = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
-    for part in filter(None, (decoder, model)):
-        names = _parameters(type(part).forward)
-        if hasattr(part, "get_image_features") or any("pixel_values" in name for name in names):
-            return part
-    return None
+    parts = filter(None, (decoder, model))
+    return next((part for part in parts if takes(part, "image") or takes(part, "audio")), None)
+
+
+def takes(part: Any, kind: MediaKind) -> bool:
+    """Return whether a part of a model takes features of images or of sounds."""
+    name_of_features = {"image": "pixel_values", "audio": "input_features"}[kind]
+    return hasattr(part, f"get_{kind}_features") or any(
+        name_of_features in each for each in _parameters(type(part).forward)
+    )
 
 
 def _parameters(function: Any) -> set[str]:
-    return set(signature(function).parameters)
+    return set(signature(function).parameters) if function else set()

@@ -1,149 +1,102 @@
-"""Opens what a model's processor has for images and audio, as one codec."""
+"""Opens a model's processor for the kinds of media that it reads."""
 
-from collections.abc import Sequence
-from itertools import chain
+from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 
 from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
-from kit.data.media import Media, MediaKind
-from kit.model.media.audio import AudioInputs, open_audio
-from kit.model.media.codec import MediaInputs, OfSegment
-from kit.model.media.codec import open_media as open_images
-from kit.system.errors import Problem, UserError
+from kit.data.media import MediaKind
+from kit.model.media.codec import ModelMedia, part_that_reads, takes
+from kit.model.media.kinds import Images, Sounds
+from kit.model.pretrained.locate import hub_options, locate_model
+from kit.system.errors import Problem, UserError, first_line
 
 
-def open_media(
-    settings: ModelSettings, data: DataSettings, config: Any, meta_model: Any, tokenizer: Any
-) -> "ModelMedia":
+def open_media(settings: ModelSettings, data: DataSettings, config: Any, meta_model: Any, tokenizer: Any) -> ModelMedia:
     """Open the processor of a model for each kind of media that it reads.
 
     Args:
         meta_model: the model on meta, whose code computes positions.
 
     Raises:
-        UserError: the model reads none, its processor or what that needs is not there, or it does not take a setting.
+        UserError: the model reads none, or not in its text; its processor, or what that needs, is not there; or it does
+            not take ``min_pixels`` or ``max_pixels``.
     """
-    decoder = getattr(meta_model, meta_model.base_model_prefix, None) or getattr(meta_model, "model", meta_model)
-    codecs: dict[MediaKind, Any] = {}
+    reader = part_that_reads(meta_model)
     problems: dict[MediaKind, Problem] = {}
-    for kind in ("image", "audio"):
+    kinds: dict[MediaKind, Images | Sounds] = {}
+    parts = {"tokenizer": tokenizer}
+    name = locate_model(settings.model_name_or_path, settings.model_revision)
+    options = hub_options(settings, is_checked=True)
+    of_processor: dict[str, Any] = {}
+    fix = "copy the processor's files next to the weights, and install what it names"
+    classes: dict[MediaKind, type[Images | Sounds]] = {"image": Images, "audio": Sounds}
+    for kind, of_kind in classes.items():
+        argument = of_kind.argument
+        if reader is None or not takes(reader, kind):
+            found = f"given, but this model does not accept {argument}"
+            problems[kind] = Problem(argument, found, of_kind.readers)
+            continue
         try:
-            codecs[kind] = (
-                open_images(settings, data, config, meta_model, tokenizer)
-                if kind == "image"
-                else open_audio(settings, config, decoder, tokenizer)
-            )
+            for package in of_kind.packages:
+                import_module(package)
+        except (ImportError, OSError):  # OSError: without the library libsndfile
+            found = f"they need {' and '.join(of_kind.packages)}, which are not installed"
+            problems[kind] = Problem(argument, found, fix=of_kind.install)
+            continue
+        try:
+            from transformers import ProcessorMixin  # slow to import
+
+            of_processor, _ = ProcessorMixin.get_processor_dict(name, **options)
+            kinds[kind] = opened = of_kind(name, options, of_processor, data)
+            parts |= opened.parts
         except UserError as error:
-            problems[kind] = error.problems[0]
-            if problems[kind].where in ("min_pixels", "max_pixels"):
+            if error.problems[0].where in ("min_pixels", "max_pixels"):
                 raise
-    if not codecs:
-        raise UserError(problems["image" if problems["audio"].where == "audio" else "audio"])
-    return ModelMedia(codecs, problems)
+            problems[kind] = error.problems[0]
+        except Exception as error:  # the files may hold anything
+            found = f"{name}: no {kind} processor ({first_line(error)})"
+            problems[kind] = Problem("model_name_or_path", found, fix=fix)
+    if kinds:
+        try:
+            processor = _processor_class(of_processor, kinds, config, tokenizer)
+            args = [parts.get(each) for each in processor.get_attributes()]
+            return ModelMedia(processor.from_args_and_dict(args, of_processor), config, meta_model, kinds, problems)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError("model_name_or_path", f"{name}: no processor ({first_line(error)})", fix=fix) from None
+    raise UserError(problems["image" if problems["audio"].where == "audio" else "audio"])
 
 
-class ModelMedia:
-    """The codecs of a model's media as one; it is ``kit.data.chat.tokens.MediaCodec``.
+def _processor_class(of_processor: dict[str, Any], kinds: dict[MediaKind, Any], config: Any, tokenizer: Any) -> Any:
+    """The class of a model's processor, which also opens without its part for videos, or one that is not installed."""
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    Attributes:
-        codecs: of each kind that the model reads.
-        problems: of each other kind, the problem of a row that has it.
-    """
-
-    def __init__(self, codecs: dict[MediaKind, MediaInputs | AudioInputs], problems: dict[MediaKind, Problem]) -> None:
-        self.codecs, self.problems = codecs, problems
-        each = codecs.values()
-        self.tokens: dict[MediaKind, str] = {kind: codec.tokens[kind] for kind, codec in codecs.items()}
-        self.placeholder_ids = frozenset(chain.from_iterable(codec.placeholder_ids for codec in each))
-        self.key = " ".join(codec.key for codec in each)
-        self.processor = next(iter(each)).processor
-        self.added_ids = frozenset(self.processor.tokenizer.added_tokens_decoder)
-
-    def only(self, kinds: set[MediaKind]) -> "ModelMedia":
-        """See ``MediaCodec``."""
-        return ModelMedia({kind: codec for kind, codec in self.codecs.items() if kind in kinds}, self.problems)
-
-    def __or__(self, other: "ModelMedia") -> "ModelMedia":
-        return ModelMedia(self.codecs | other.codecs, self.problems)
-
-    @property
-    def description(self) -> str:
-        """A line for the user."""
-        return "; ".join(codec.description for codec in self.codecs.values())
-
-    def texts(self, media: Sequence[Media], around: Sequence[str] = ()) -> list[str]:
-        """See ``MediaCodec``. What is around them matters to none that reads two kinds."""
-        if len({each.kind for each in media}) == 1:
-            return self.codecs[media[0].kind].texts(media, around)
-        of_kinds = {
-            kind: iter(codec.texts([m for m in media if m.kind == kind])) for kind, codec in self.codecs.items()
+    settings = (of_processor, *(each.part.to_dict() for each in kinds.values()), tokenizer.init_kwargs)
+    named = next(filter(None, (each.get("processor_class") for each in settings)), None)
+    plain: Any = getattr(transformers, named or PROCESSOR_MAPPING_NAMES[config.model_type])
+    # The texts of the kit have as many tokens as media. Some processors take one sound to a text.
+    changed: dict[str, Any] = dict.fromkeys(("check_argument_for_proper_class", "validate_inputs"), _accept)
+    if hasattr(plain, "_retrieve_input_features"):
+        changed |= {
+            "__call__": transformers.ProcessorMixin.__call__,
+            "_process_audio": _process_audio,
+            "config": config,
         }
-        return [next(of_kinds[each.kind]) for each in media]
-
-    def count(self, text: str) -> int:
-        """See ``MediaCodec``."""
-        return sum(codec.count(text) for codec in self.codecs.values())
-
-    def ids(self, text: str) -> frozenset[int]:
-        """See ``MediaCodec``."""
-        return next(iter(self.codecs.values())).ids(text)
-
-    def example(self, seed: int, width: int = 1) -> tuple[list[int], Media]:
-        """See ``MediaCodec``: of each kind in turn."""
-        return [*self.codecs.values()][seed % len(self.codecs)].example(seed, width)
-
-    def own_inputs(self, text: str, media: Sequence[Media]) -> dict[str, Any]:
-        """See ``MediaCodec``."""
-        images = self.codecs["image"]
-        assert isinstance(images, MediaInputs)
-        return images.own_inputs(text, media)
-
-    def shown(self, text: str) -> str:
-        """See ``MediaCodec``."""
-        for codec in self.codecs.values():
-            text = codec.shown(text)
-        return text
-
-    def inputs(
-        self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]], media: Sequence[OfSegment]
-    ) -> dict[str, Any]:
-        """Return the fields of a ``MicroBatch`` for its media.
-
-        Args:
-            input_ids: int64 [B, T].
-            segments: of the ``MicroBatch``: of each the first position, and its tokens.
-            media: of each segment.
-
-        Raises:
-            UserError: one cannot be decoded, or is another one than when its header was read.
-        """
-        made: dict[str, dict[str, torch.Tensor]] = {"encoder_inputs": {}, "dummy_inputs": {}, "token_inputs": {}}
-        for kind, codec in self.codecs.items():
-            found = codec.inputs(input_ids, segments, _of_kind(media, kind))
-            made["encoder_inputs" if found["num_media"] else "dummy_inputs"] |= found["encoder_inputs"]
-            _add(made["token_inputs"], found["token_inputs"])
-        return made
-
-    def generation_inputs(self, input_ids: torch.Tensor, media: Sequence[OfSegment]) -> dict[str, Any]:
-        """Return the arguments of ``generate`` for prompts [B, T] and the media of each."""
-        inputs: dict[str, Any] = {}
-        for kind, codec in self.codecs.items():
-            found = codec.generation_inputs(input_ids, _of_kind(media, kind))
-            if dummy := found.pop("dummy_media", None):
-                inputs["dummy_media"] = inputs.get("dummy_media", {}) | dummy
-            _add(inputs, found)
-        return inputs
+    return type(plain.__name__, (plain,), changed)
 
 
-def _of_kind(media: Sequence[OfSegment], kind: MediaKind) -> list[OfSegment]:
-    return [[each for each in of_segment if each[0].kind == kind] for of_segment in media]
+def _accept(*_: Any, **__: Any) -> None:
+    """Replaces a check of transformers."""
 
 
-def _add(inputs: dict[str, Any], more: dict[str, Any]) -> None:
-    """Add ``more``. Kinds of tokens are 0 but where one codec has placeholders."""
-    for name, value in more.items():
-        inputs[name] = torch.maximum(inputs[name], value) if name in inputs else value
+def _process_audio(self: Any, sounds: list[Any], max_source_positions: int, **options: Any) -> tuple[Any, list[str]]:
+    """The features and the text of sounds for Voxtral, whose processor leaves the text to another library."""
+    of_sounds = [self._retrieve_input_features([each], max_source_positions, **options) for each in sounds]
+    audio = self.config.audio_config
+    num_tokens = audio.max_source_positions * audio.hidden_size // audio.intermediate_size  # of 30 seconds
+    return {"input_features": torch.cat(of_sounds)}, [self.audio_token * num_tokens * len(each) for each in of_sounds]

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from kit.data.feed.batches import MicroBatch
 from kit.model.pretrained.heads import head_of
 from kit.strategy.float64 import in_float64
-from kit.strategy.weights import reshard
 from kit.system.errors import UserError
+from kit.train.checks.rows import Rows, evaluating
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -49,18 +49,13 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
         return []
     if head == "embedding":
         return []
-    ids = torch.from_numpy(np.random.default_rng(0).integers(vocab_size, size=(1, _TOKENS)))
-    positions = torch.arange(_TOKENS - 1)
+    ids = np.random.default_rng(0).integers(vocab_size, size=_TOKENS)
+    weights = np.ones(_TOKENS)
     if head == "scores":  # of the last token
-        positions, ids[0, -1] = positions[-1:] + 1, ((base.config.get_text_config().pad_token_id or 0) + 1) % vocab_size
-    batch = MicroBatch(
-        input_ids=ids,
-        target_positions=positions,
-        targets=ids[0, : len(positions)],
-        weights=torch.ones(len(positions)),
-        dataset_ids=torch.zeros_like(positions),
-        attention_mask=torch.ones_like(ids),
-    )
+        weights[:-1], ids[-1] = 0, ((base.config.get_text_config().pad_token_id or 0) + 1) % vocab_size
+    batch = Rows([(ids, weights)]).micro_batch([0])
+    if head == "scores":
+        batch = replace(batch, target_positions=batch.target_positions + 1)
     inputs = batch.to(accelerator.device).model_inputs()
 
     def losses(own: bool, magnified: float) -> torch.Tensor:
@@ -71,14 +66,10 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
         finally:
             base.uses_own_logits = False
 
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         own = losses(own=True, magnified=1.0)
         difference = _difference(losses(own=False, magnified=1.0), own)
         if head == "scores":
-            model.train(was_training)
-            reshard(model)
             if difference > 1e-2:
                 found = f"it does not classify by the last token: scores differ by {difference:.1%}"
                 raise UserError("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral")
@@ -87,8 +78,6 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
         magnified_difference = _difference(
             losses(own=False, magnified=magnified), losses(own=True, magnified=magnified)
         )
-    model.train(was_training)
-    reshard(model)
     # Rounding in bfloat16: 0.4 % of a logit for each operation of the transform.
     tolerance = 1e-4 if prepared.computes_in_float32 else 1e-2
     worst = max(difference, magnified_difference)

@@ -1,14 +1,12 @@
 """Check on the prepared model, before the first step, that the samples of a pack do not influence each other."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from kit.data.feed.batches import MicroBatch
-from kit.strategy.gradients import accumulating, drop_gradients
 from kit.system.errors import UserError
+from kit.train.checks.rows import Rows, evaluating, with_gradients
 
 if TYPE_CHECKING:
     from kit.data.chat.tokens import MediaCodec
@@ -37,83 +35,54 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, med
     Args:
         vocab_size: rows of the model's embedding.
         pack_length: tokens of the longest pack: as many as a sample may have, or twice as many for both of a pair.
-        media: of data with images: then each of the two samples has one in its middle.
+        media: of data with images or audio: then each of the two samples has one in its middle.
 
     Raises:
         UserError: ``packing`` cannot be used with this model.
     """
     rng = np.random.default_rng(0)
-    pictures: dict[int, Media] = {}  # by the ``id`` of their sample
+    samples: list[tuple[np.ndarray, np.ndarray]] = []
+    of_samples: list[list[Media]] = []
 
-    def drawn(length: int, seed: int | None = None) -> np.ndarray:
-        """A sample of random tokens, with a picture in it if there is a ``seed``."""
-        ids = rng.integers(vocab_size, size=length)
-        if media is None:
-            return ids
-        ids[np.isin(ids, [*media.added_ids])] = next(i for i in range(vocab_size) if i not in media.added_ids)
-        if seed is not None:
-            placeholders, picture = media.example(seed)
-            ids = np.insert(ids, length // 2, placeholders)
-            pictures[id(ids)] = picture
-        return ids
+    def draw(length: int, seed: int | None = None) -> None:
+        """Add a sample of random tokens, with an image or a sound in it if there is a ``seed``."""
+        ids, seen = rng.integers(vocab_size, size=length), []
+        if media is not None:
+            ids[np.isin(ids, [*media.added_ids])] = next(i for i in range(vocab_size) if i not in media.added_ids)
+            if seed is not None:
+                placeholders, example = media.example(seed)
+                ids, seen = np.insert(ids, length // 2, placeholders), [example]
+        samples.append((ids, np.full(len(ids), not samples)))  # losses of the first one
+        of_samples.append(seen)
 
-    sample = drawn(_LENGTH, 0)
-    others = drawn(_OTHER_LENGTH, 1), drawn(_OTHER_LENGTH, 2)
+    for seed, length in enumerate((_LENGTH, _OTHER_LENGTH, _OTHER_LENGTH)):
+        draw(length, seed)
     # Two samples, as no position may lie beyond the model's longest sample. They end at an odd place too.
-    before_end = np.array_split(drawn(max(pack_length - len(sample) - 1, 1) | 1), 2)
+    num_before = max(pack_length - len(samples[0][0]) - 1, 1) | 1
+    draw(num_before - num_before // 2)
+    draw(num_before // 2)
+    rows = Rows(samples, of_samples, media)
     accelerator, model = prepared.accelerator, prepared.model
 
-    def losses(*samples: np.ndarray) -> torch.Tensor:
-        """Those of ``sample``, which is one of ``samples``, in a pack of them."""
-        lengths = [len(each) for each in samples]
-        start = sum(lengths[: next(i for i, each in enumerate(samples) if each is sample)])
-        target_positions = torch.arange(start, start + len(sample) - 1)
-        pack = MicroBatch(
-            input_ids=torch.from_numpy(np.concatenate(samples))[None],
-            target_positions=target_positions,
-            targets=torch.from_numpy(sample[1:]),
-            weights=torch.ones(len(target_positions)),
-            dataset_ids=torch.zeros_like(target_positions),
-            position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
-            cu_seq_lens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
-            segment_lengths=tuple(lengths),
-        )
-        if media is not None:
-            segments = [
-                (end - length, length, 0) for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)
-            ]
-            of_segments = [[(pictures[id(each)], "", "")] if id(each) in pictures else [] for each in samples]
-            pack = replace(pack, **media.inputs(pack.input_ids.numpy(), segments, of_segments))
-        return model(**pack.to(accelerator.device).model_inputs())
+    def losses(*pack: int) -> torch.Tensor:
+        """Those of the first sample, in a pack of some."""
+        batch = rows.micro_batch([i for i in pack if rows.lengths[i]], packing=True)
+        found: torch.Tensor = model(**batch.to(accelerator.device).model_inputs())
+        return found
 
     def sends_gradient() -> bool:
         """Whether the loss of the sample has a gradient with respect to the embeddings of the other, before it."""
-        arriving: list[torch.Tensor] = []  # [1, T, h]
-
-        def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
-            output.requires_grad_().register_hook(arriving.append)
-
-        handle = accelerator.unwrap_model(model).get_input_embeddings().register_forward_hook(watch)
-        try:
-            with accumulating(accelerator, model, is_last=False):
-                accelerator.backward(losses(others[0], sample).sum())
-        finally:
-            handle.remove()
-            drop_gradients(model)
         passes = torch.zeros((), device=accelerator.device)
-        for gradient in arriving:  # of the embeddings here, which may be those of a part of the row
-            end = max(0, len(others[0]) - prepared.ranks.part * gradient.shape[1])
+        for gradient in with_gradients(prepared, lambda: losses(1, 0))[1]:
+            # Of the embeddings here, which may be those of a part of the row.
+            end = max(0, int(rows.lengths[1]) - prepared.ranks.part * gradient.shape[1])
             passes += gradient[:, :end].any()
         return prepared.ranks.sum(passes).item() > 0
 
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
-            after = losses(others[0], sample)
-            difference = (after - losses(others[1], sample)).abs().max().item()
-            first = losses(sample, others[0])
-            at_end = losses(*filter(len, before_end), sample)
+        with evaluating(model), torch.no_grad():
+            after, first, at_end = losses(1, 0), losses(0, 1), losses(3, 4, 0)
+            difference = (after - losses(2, 0)).abs().max().item()
             moved = torch.maximum((after - first).abs(), (at_end - first).abs())
         # Equal shapes give equal bits, except for experts, whose inputs depend on the routing. A sample that moves also
         # changes the order of sums in attention; in bf16 a token may then reach another expert, so the mean counts.
@@ -129,7 +98,6 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, med
     except (ValueError, TypeError, AttributeError) as error:
         found = f"this model does not support packing ({str(error).splitlines()[0]})"
         raise UserError("packing", found, fix="--packing false") from None
-    model.train(was_training)
     if found:
         found = f"packed samples influence each other in this model ({found})"
         raise UserError("packing", found, "the same losses whatever comes before", "--packing false")

@@ -12,7 +12,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.data_ranks import Ranks
 from kit.model.build import build_model
 from kit.model.load_plan import LoadPlan
-from kit.model.media.codec import MediaInputs
+from kit.model.media.codec import ModelMedia
 from kit.preflight import preflight
 from kit.strategy.accelerator import Prepared
 from kit.system.errors import UserError
@@ -36,7 +36,7 @@ def prove(vision_model, tmp_path):
         tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         numbers = draw()
         prepared = Prepared(accelerator, Ranks(), accelerator.prepare_model(model), None, None)
-        prove_media(prepared, checked.data.encoder, packing)
+        prove_media(prepared, checked.data.encoder, packing, pads=True)
         assert draw() == numbers and model.training
         assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -62,13 +62,13 @@ def test_a_family_that_is_trained_as_by_its_own_code_is_accepted_and_nothing_is_
 
 
 def changed(monkeypatch, change):
-    plain = MediaInputs.inputs
+    plain = ModelMedia.inputs
 
     def inputs(self, input_ids, segments, images):
         found = plain(self, input_ids, segments, images)
         return found | change(found)
 
-    monkeypatch.setattr(MediaInputs, "inputs", inputs)
+    monkeypatch.setattr(ModelMedia, "inputs", inputs)
 
 
 WRONG = {
@@ -96,7 +96,7 @@ def test_what_is_computed_otherwise_is_refused_with_the_figure(wrong, dtype, pro
 
 
 def test_tokens_that_the_processor_would_not_make_are_refused(prove, monkeypatch):
-    plain = MediaInputs.texts
-    monkeypatch.setattr(MediaInputs, "texts", lambda *given: [text + "?" for text in plain(*given)])
+    plain = ModelMedia.texts
+    monkeypatch.setattr(ModelMedia, "texts", lambda *given: [text + "?" for text in plain(*given)])
     with pytest.raises(UserError, match=r"the model's processor makes \d+ tokens of a conversation"):
         prove("llava", packing=False)
