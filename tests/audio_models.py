@@ -16,7 +16,8 @@ RATE = 16000
 # Each sound where it stands in the content.
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>' }}
 {%- if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}
-{%- if p['type'] == 'audio' %}AUDIO{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}{{ eos_token }}
+{%- if p['type'] == 'audio' %}AUDIO{% elif p['type'] == 'image' %}<|image|>{% else %}{{ p['text'] }}{% endif %}
+{%- endfor %}{% endif %}{{ eos_token }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 _TEXT = {
     "hidden_size": 32,

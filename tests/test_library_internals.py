@@ -52,7 +52,7 @@ INTERNALS = {
     "transformers.models.mixtral.modeling_mixtral.MixtralExperts": "_apply_gate",
     "transformers.quantizers.quantizer_bnb_4bit.Bnb4BitHfQuantizer": "_process_model_after_weight_loading",
     "peft.tuners.lora.layer.ParamWrapper": "num_experts parameter_name",
-    "transformers.ProcessorMixin": "_audio_processor _check_special_mm_tokens _merge_kwargs _process_audio",
+    "transformers.ProcessorMixin": "_check_special_mm_tokens",
     "transformers.VoxtralProcessor": "_retrieve_input_features",
     "transformers.Qwen2VLProcessor": "_get_num_multimodal_tokens",
     "transformers.utils.hub.cached_files": (

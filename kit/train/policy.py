@@ -98,7 +98,8 @@ def build_policy(
         check_causality(policy, vocab_size)
         policy.notes += prove_head(policy, vocab_size)
         if data.media:
-            prove_media(policy, data.encoder, recipe.packing, max(recipe.num_rows, recipe.eval_batch_size) > 1)
+            pads = max(recipe.num_rows, recipe.eval_batch_size) > 1
+            prove_media(policy, data.encoder, data.media, recipe.packing, pads)
         if recipe.packing:
             check_isolation(policy, vocab_size, data.encoder.pack_length, data.media)
     if layers:

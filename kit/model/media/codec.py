@@ -91,7 +91,8 @@ class ModelMedia:
                 found = f"given, but {type(processor).__name__} fails on one: {first_line(error)}"
                 expected = f"a model whose text has a token for each feature of the {of_kind.argument}"
                 problems[kind] = Problem(of_kind.argument, found, expected)
-                del self._kinds[kind], self._tokens[kind]
+                del self._kinds[kind]
+                self._tokens.pop(kind, None)
         self.tokens = self._tokens
         if not self.tokens:
             raise UserError(problems[next(iter(kinds))])
@@ -293,6 +294,21 @@ class ModelMedia:
                 return True
         return False
 
+    @cached_property
+    def _counts(self) -> bool:
+        """Whether the text of an image is its placeholders alone, and the processor knows their number without one.
+
+        Then no blank image need be resized, which takes longer than to decode one.
+        """
+        try:
+            return all(self._of_blanks([("image", size)]) == self._counted(size) for size in Images.sizes)
+        except Exception:  # the code of any family
+            return False
+
+    def _counted(self, size: tuple[int, int]) -> list[str]:
+        number = self.processor._get_num_multimodal_tokens(image_sizes=[[*size]])["num_image_tokens"][0]
+        return [self._tokens["image"] * int(number)]
+
     def _of(self, sizes: Sequence[Size], around: Sequence[str] = ()) -> list[str]:
         """The texts of a row's images and sounds. Raises ``UserError`` if the processor takes none of these sizes."""
         key = (*sizes, around)
@@ -306,7 +322,10 @@ class ModelMedia:
             if 0 < at < len(lengths) and lengths[at - 1][1] == lengths[at][1]:
                 return [lengths[at][1]]
         try:
-            texts = self._of_blanks(sizes, around)
+            if kind == "image" and len(sizes) == 1 and not around and self._counts:
+                texts = self._counted(size)
+            else:
+                texts = self._of_blanks(sizes, around)
             if is_sound and self.count(texts[0]) < 2:  # the code of Qwen2-Audio takes one for a text as it was
                 raise ValueError("too short for the model's processor")
         except Exception as error:  # the code of any family
@@ -413,7 +432,9 @@ def _unmarked(text: str, around: Sequence[str]) -> list[str]:
         if not (chunk.startswith(start) and chunk.endswith(end)):
             break
         texts += [chunk[len(start) : len(chunk) - len(end)], *[""] * (after - before - 1)]
-    if len(texts) != last or len(chunks) != len(places) or first != around[0][:1] or chunks[-1] != around[-1][-1:]:
+    # Before all of it, some put a BOS that a chat template writes too.
+    kept = first.endswith(around[0][:1]) and chunks[-1:] == [around[-1][-1:]]
+    if len(texts) != last or len(chunks) != len(places) or not kept:
         raise ValueError("it changes the text around an image")
     return texts
 

@@ -22,7 +22,7 @@ _ONE_ROW = "--per_device_train_batch_size 1 --per_device_eval_batch_size 1"
 _FIX = "train on rows without them (of a stream: --streaming false), or a model of another family"
 
 
-def prove_media(prepared: "Prepared", encoder: "Encoder", packing: bool, pads: bool) -> None:
+def prove_media(prepared: "Prepared", encoder: "Encoder", codec: "MediaCodec", packing: bool, pads: bool) -> None:
     """Compare losses and gradients of rows with and without media with the model's own forward. Called by all ranks.
 
     Each row alone goes through the model's own processor and its own forward with labels. As the kit makes it, alone,
@@ -30,14 +30,13 @@ def prove_media(prepared: "Prepared", encoder: "Encoder", packing: bool, pads: b
     embeddings of its tokens. Weights, buffers and random state stay as they are.
 
     Args:
-        encoder: of rows with media.
+        codec: of the kinds of media that rows have.
         pads: whether a micro-batch of the run has several rows.
 
     Raises:
         UserError: they differ by more than rounding.
     """
-    assert encoder.media
-    codec, where = encoder.media, _where(encoder.media)
+    where = _where(codec)
     accelerator, model = prepared.accelerator, prepared.model
     plain: Any = accelerator.unwrap_model(model)
     name = type(plain.get_base_model() if hasattr(plain, "get_base_model") else plain).__name__

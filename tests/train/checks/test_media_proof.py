@@ -2,6 +2,7 @@
 
 import random
 
+import audio_models
 import numpy as np
 import pytest
 import torch
@@ -20,15 +21,17 @@ from kit.train.checks.media_proof import prove_media
 
 
 @pytest.fixture
-def prove(vision_model, tmp_path):
-    """Prove a family, whose model is computed in ``dtype``. Returns the model."""
+def prove(vision_model, audio_model, tmp_path):
+    """Prove a family on data with ``kinds`` of media, whose model is computed in ``dtype``."""
 
-    def proven(family, packing=True, dtype="float32"):
+    def proven(family, packing=True, dtype="float32", kinds=("image",), pads=True):
         from accelerate.state import AcceleratorState
 
         AcceleratorState._reset_state(reset_partial_state=True)
         settings = {"method": "lora", "max_length": 1024, "global_batch_size": 1, "max_steps": 1, "packing": packing}
-        folder, data = str(vision_model(family)), str(write_rows(tmp_path, [[(70, 50)]]))
+        folder = str((audio_model if "audio" in kinds else vision_model)(family))
+        files = write_rows(tmp_path, [[(70, 50)]]), audio_models.write_rows(tmp_path, [[0.5]], "audio.jsonl")
+        data = [str(files[kind == "audio"]) for kind in kinds]
         checked = preflight.check(Recipe(model_name_or_path=folder, dataset=data, output_dir="unused", **settings))
         plan = LoadPlan(compute_dtype=dtype, device="cpu")
         model = build_model(checked.recipe, checked.config, plan, packing=packing).train()
@@ -36,7 +39,7 @@ def prove(vision_model, tmp_path):
         tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         numbers = draw()
         prepared = Prepared(accelerator, Ranks(), accelerator.prepare_model(model), None, None)
-        prove_media(prepared, checked.data.encoder, packing, pads=True)
+        prove_media(prepared, checked.data.encoder, checked.data.media, packing, pads)
         assert draw() == numbers and model.training
         assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -59,6 +62,21 @@ def draw() -> tuple[float, float, float]:
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava_onevision", "idefics2"])
 def test_a_family_that_is_trained_as_by_its_own_code_is_accepted_and_nothing_is_left(family, dtype, prove):
     prove(family, dtype=dtype)
+
+
+# Sounds alone, whose features are padded in a batch or have a window; and images and sounds in a row.
+@pytest.mark.parametrize(
+    ("family", "kinds"), [("qwen2_audio", ["audio"]), ("voxtral", ["audio"]), ("gemma4", ["image", "audio"])]
+)
+def test_sounds_and_both_kinds_together_are_accepted(family, kinds, prove):
+    prove(family, kinds=kinds)
+
+
+def test_sounds_that_padding_changes_are_refused_in_padded_rows_alone(prove):
+    pytest.importorskip("torchaudio")  # which its processor needs
+    prove("granite_speech", packing=False, kinds=["audio"], pads=False)
+    with pytest.raises(UserError, match=r"audio: losses of padded rows differ by .*--per_device_train_batch_size 1"):
+        prove("granite_speech", packing=False, kinds=["audio"])
 
 
 def changed(monkeypatch, change):
