@@ -381,7 +381,10 @@ class ModelMedia:
         processor = copy.copy(self.processor)
         processor.tokenizer = tokenizer = _Recorder(self._tokenizer, ids)
         processor._check_special_mm_tokens = lambda *_, **__: None  # the text and the ids are not of each other
-        texts = [_marked(each, [self._tokens[kind] for kind, _ in row]) for each, row in zip(around, rows, strict=True)]
+        texts = [
+            "".join(map("".join, zip(_pieces(each), [*(self._tokens[kind] for kind, _ in row), ""], strict=True)))
+            for each, row in zip(around, rows, strict=True)
+        ]
         processed = processor(text=texts, **self._given(rows, is_blank))
         found = [_unmarked(text, each) for text, each in zip(tokenizer.texts, around, strict=True)]
         return dict(processed), list(chain.from_iterable(found))
@@ -408,35 +411,22 @@ class _Recorder:
         return BatchEncoding({"input_ids": ids, "attention_mask": [[1] * len(each) for each in ids]}, found)
 
 
-def _marked(around: Sequence[str], tokens: Sequence[str]) -> str:
-    """The text of a row, with its ``tokens``. Of the texts around them it has the ends, and a mark between.
-
-    Nothing is between tokens that stand together.
-    """
-    last = len(tokens)
-    pieces = (f"{each[:1]}{_MARK}{each[-1:]}" if each or i in (0, last) else "" for i, each in enumerate(around))
-    return "".join(map("".join, zip(pieces, [*tokens, ""], strict=True)))
+def _pieces(around: Sequence[str]) -> list[str]:
+    """The ends of the texts around tokens, with a mark between. Nothing is between tokens that stand together."""
+    last = len(around) - 1
+    return [f"{each[:1]}{_MARK}{each[-1:]}" if each or i in (0, last) else "" for i, each in enumerate(around)]
 
 
 def _unmarked(text: str, around: Sequence[str]) -> list[str]:
-    """What stands for each token in what a processor has made of ``_marked``. The first of several together has all.
+    """What stands for each token in what a processor has made of a row. The first of several together has all.
 
-    Raises ``ValueError`` if it changed the text around them.
+    Raises ``ValueError`` if it changed the text around them. Before all of it, some put a BOS, as a chat template does.
     """
-    last = len(around) - 1
-    places = [i for i, each in enumerate(around) if each or i in (0, last)]
-    first, *chunks = text.split(_MARK)
-    texts: list[str] = []
-    for before, after, chunk in zip(places, places[1:], chunks, strict=False):
-        start, end = around[before][-1:], around[after][:1]
-        if not (chunk.startswith(start) and chunk.endswith(end)):
-            break
-        texts += [chunk[len(start) : len(chunk) - len(end)], *[""] * (after - before - 1)]
-    # Before all of it, some put a BOS that a chat template writes too.
-    kept = first.endswith(around[0][:1]) and chunks[-1:] == [around[-1][-1:]]
-    if len(texts) != last or len(chunks) != len(places) or not kept:
+    anything = f"[^{_MARK}]*"
+    found = re.fullmatch(anything + f"({anything})".join(map(re.escape, _pieces(around))), text)
+    if found is None:
         raise ValueError("it changes the text around an image")
-    return texts
+    return list(found.groups())
 
 
 def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -450,16 +440,14 @@ def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 def part_that_reads(model: Any) -> Any:
     """Return the part of a model that takes images or audio: its decoder, or all of it; None if none does."""
     decoder = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
-    parts = filter(None, (decoder, model))
-    return next((part for part in parts if takes(part, "image") or takes(part, "audio")), None)
+    return next((part for part in (decoder, model) if takes(part, "image") or takes(part, "audio")), None)
 
 
 def takes(part: Any, kind: MediaKind) -> bool:
     """Return whether a part of a model takes features of images or of sounds."""
-    name_of_features = {"image": "pixel_values", "audio": "input_features"}[kind]
-    return hasattr(part, f"get_{kind}_features") or any(
-        name_of_features in each for each in _parameters(type(part).forward)
-    )
+    named = {"image": "pixel_values", "audio": "input_features"}[kind]
+    names = _parameters(getattr(type(part), "forward", None))
+    return hasattr(part, f"get_{kind}_features") or any(named in each for each in names)
 
 
 def _parameters(function: Any) -> set[str]:

@@ -4,6 +4,7 @@ Promises: the settings of a processor are within limits, so that nothing of a ro
 """
 
 import io
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -41,21 +42,21 @@ class Images:
     """
 
     argument = "images"
-    packages, install = ("PIL",), image_files.INSTALL
+    # The part for videos is asked for settings that it shares with the one for images, at most.
+    parts = ("image_processor", "video_processor")
     readers = "a vision-language model"
     # With images of these sizes the processor is tried.
     sizes = ((64, 64), (40, 300), (1200, 900))
 
-    def __init__(self, name: str, options: dict[str, Any], of_processor: dict[str, Any], data: DataSettings) -> None:
+    def __init__(self, name: str, options: dict[str, Any], data: DataSettings) -> None:
+        _check_packages(self.argument, ("PIL",), image_files.INSTALL)
         from transformers import AutoImageProcessor  # slow to import
 
         self.part = AutoImageProcessor.from_pretrained(name, **options)
         self.options: dict[str, Any] = {}
         self.blank_options = {"do_rescale": False, "do_normalize": False}  # of an image without content
         self.in_pixels = hasattr(self.part, "merge_size")
-        _check_bounds("image", {**of_processor, **self.part.to_dict()}, self.in_pixels)
-        # The part for videos is asked for settings that it shares with the one for images, at most.
-        self.parts = {"image_processor": self.part, "video_processor": self.part}
+        check_bounds("image", self.part.to_dict(), self.in_pixels)
         limits = {"shortest_edge": data.min_pixels, "longest_edge": data.max_pixels}
         if any(limits.values()):
             if not self.in_pixels:
@@ -93,17 +94,17 @@ class Sounds:
     """Sounds as samples at the rate of the processor, float32 [N]. A size is a number of samples, and their rate."""
 
     argument = "audio"
-    packages, install = ("soundfile", "soxr"), audio_files.INSTALL
+    parts = ("feature_extractor", "audio_processor")
     readers = "a model that reads audio and text, and writes text"
     sizes = ((2, 5), (3, 5), (1, 1))  # 0.4, 0.6 and 1 second
 
-    def __init__(self, name: str, options: dict[str, Any], of_processor: dict[str, Any], data: DataSettings) -> None:
+    def __init__(self, name: str, options: dict[str, Any], data: DataSettings) -> None:
+        _check_packages(self.argument, ("soundfile", "soxr"), audio_files.INSTALL)
         from transformers import AutoFeatureExtractor, FeatureExtractionMixin
 
         # Its filters are made when it is opened.
-        _check_bounds("audio", FeatureExtractionMixin.get_feature_extractor_dict(name, **options)[0])
+        check_bounds("audio", FeatureExtractionMixin.get_feature_extractor_dict(name, **options)[0])
         self.part = AutoFeatureExtractor.from_pretrained(name, **options)
-        self.parts = {"feature_extractor": self.part, "audio_processor": self.part}
         self.options = {"sampling_rate": int(self.part.sampling_rate)}  # it would warn without
         self.blank_options = {"truncation": False}
 
@@ -126,7 +127,15 @@ class Sounds:
         return f"{size[0] / size[1]:.5g} seconds"
 
 
-def _check_bounds(kind: str, settings: dict[str, Any], in_pixels: bool = False) -> None:
+def _check_packages(argument: str, names: tuple[str, ...], install: str) -> None:
+    try:
+        for name in names:
+            import_module(name)
+    except (ImportError, OSError):  # OSError: without the library libsndfile
+        raise UserError(argument, f"they need {' and '.join(names)}, not installed", fix=install) from None
+
+
+def check_bounds(kind: str, settings: dict[str, Any], in_pixels: bool = False) -> None:
     """Raise ``UserError`` if a setting of a processor could make an image or a sound fill the memory."""
     for name, (least, most) in _BOUNDS.items():
         if name == "size" and in_pixels:

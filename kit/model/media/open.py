@@ -1,6 +1,5 @@
 """Opens a model's processor for the kinds of media that it reads."""
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
 from kit.data.media import MediaKind
 from kit.model.media.codec import ModelMedia, part_that_reads, takes
-from kit.model.media.kinds import Images, Sounds
+from kit.model.media.kinds import Images, Sounds, check_bounds
 from kit.model.pretrained.locate import hub_options, locate_model
 from kit.system.errors import Problem, UserError, first_line
 
@@ -25,58 +24,46 @@ def open_media(settings: ModelSettings, data: DataSettings, config: Any, meta_mo
             not take ``min_pixels`` or ``max_pixels``.
     """
     reader = part_that_reads(meta_model)
-    problems: dict[MediaKind, Problem] = {}
-    kinds: dict[MediaKind, Images | Sounds] = {}
-    parts = {"tokenizer": tokenizer}
     name = locate_model(settings.model_name_or_path, settings.model_revision)
     options = hub_options(settings, is_checked=True)
-    of_processor: dict[str, Any] = {}
     fix = "copy the processor's files next to the weights, and install what it names"
+    problems: dict[MediaKind, Problem] = {}
+    kinds: dict[MediaKind, Images | Sounds] = {}
     classes: dict[MediaKind, type[Images | Sounds]] = {"image": Images, "audio": Sounds}
     for kind, of_kind in classes.items():
-        argument = of_kind.argument
-        if reader is None or not takes(reader, kind):
-            found = f"given, but this model does not accept {argument}"
-            problems[kind] = Problem(argument, found, of_kind.readers)
-            continue
         try:
-            for package in of_kind.packages:
-                import_module(package)
-        except (ImportError, OSError):  # OSError: without the library libsndfile
-            found = f"they need {' and '.join(of_kind.packages)}, which are not installed"
-            problems[kind] = Problem(argument, found, fix=of_kind.install)
-            continue
-        try:
-            from transformers import ProcessorMixin  # slow to import
-
-            of_processor, _ = ProcessorMixin.get_processor_dict(name, **options)
-            kinds[kind] = opened = of_kind(name, options, of_processor, data)
-            parts |= opened.parts
+            if not takes(reader, kind):
+                argument = of_kind.argument
+                raise UserError(argument, f"given, but this model does not accept {argument}", of_kind.readers)
+            kinds[kind] = of_kind(name, options, data)
         except UserError as error:
-            if error.problems[0].where in ("min_pixels", "max_pixels"):
-                raise
             problems[kind] = error.problems[0]
+            if problems[kind].where in ("min_pixels", "max_pixels"):
+                raise
         except Exception as error:  # the files may hold anything
             found = f"{name}: no {kind} processor ({first_line(error)})"
             problems[kind] = Problem("model_name_or_path", found, fix=fix)
-    if kinds:
-        try:
-            processor = _processor_class(of_processor, kinds, config, tokenizer)
-            args = [parts.get(each) for each in processor.get_attributes()]
-            return ModelMedia(processor.from_args_and_dict(args, of_processor), config, meta_model, kinds, problems)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError("model_name_or_path", f"{name}: no processor ({first_line(error)})", fix=fix) from None
-    raise UserError(problems["image" if problems["audio"].where == "audio" else "audio"])
+    if not kinds:
+        raise UserError(problems["image" if problems["audio"].where == "audio" else "audio"])
+    try:
+        processor = _open_processor(name, options, kinds, config, tokenizer)
+        return ModelMedia(processor, config, meta_model, kinds, problems)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError("model_name_or_path", f"{name}: no processor ({first_line(error)})", fix=fix) from None
 
 
-def _processor_class(of_processor: dict[str, Any], kinds: dict[MediaKind, Any], config: Any, tokenizer: Any) -> Any:
-    """The class of a model's processor, which also opens without its part for videos, or one that is not installed."""
+def _open_processor(
+    name: str, options: dict[str, Any], kinds: dict[MediaKind, Images | Sounds], config: Any, tokenizer: Any
+) -> Any:
+    """Open a processor with the parts for some kinds of media, also where that for videos is not installed."""
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    settings = (of_processor, *(each.part.to_dict() for each in kinds.values()), tokenizer.init_kwargs)
+    own, _ = transformers.ProcessorMixin.get_processor_dict(name, **options)
+    check_bounds("image", own)
+    settings = (own, *(each.part.to_dict() for each in kinds.values()), tokenizer.init_kwargs)
     named = next(filter(None, (each.get("processor_class") for each in settings)), None)
     plain: Any = getattr(transformers, named or PROCESSOR_MAPPING_NAMES[config.model_type])
     # The texts of the kit have as many tokens as media. Some processors take one sound to a text.
@@ -87,7 +74,9 @@ def _processor_class(of_processor: dict[str, Any], kinds: dict[MediaKind, Any], 
             "_process_audio": _process_audio,
             "config": config,
         }
-    return type(plain.__name__, (plain,), changed)
+    opened: Any = type(plain.__name__, (plain,), changed)
+    parts = {"tokenizer": tokenizer} | {part: each.part for each in kinds.values() for part in each.parts}
+    return opened.from_args_and_dict([parts.get(each) for each in opened.get_attributes()], own)
 
 
 def _accept(*_: Any, **__: Any) -> None:
