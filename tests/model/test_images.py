@@ -150,6 +150,22 @@ def test_a_processor_that_would_fill_the_memory_is_refused(family, name, value, 
         check(model, write_rows(tmp_path, ROWS))
 
 
+def test_images_that_the_model_takes_for_one_are_refused_with_their_row(vision_model, tmp_path):
+    """Its positions are those of runs of placeholders, which only the tokens around an image part."""
+    model = shutil.copytree(vision_model("qwen2_vl"), tmp_path / "model")
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(
+        template.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
+    )
+    data = write_rows(tmp_path, [[(70, 50), (120, 60)]])
+    row = json.loads(data.read_text())
+    row["messages"][0]["content"] = [part for part in row["messages"][0]["content"] if part["type"] == "image"]
+    data.write_text(json.dumps(row) + "\n")
+    checked = check(model, data, global_batch_size=1)
+    with pytest.raises(UserError, match=r"train.jsonl:1: Qwen2VLModel finds no positions .* text between the images"):
+        first_batch(checked)
+
+
 @pytest.mark.slow
 def test_a_torchvision_that_does_not_fit_torch_is_named_and_not_used(tmp_path):
     (tmp_path / "torchvision").mkdir()
