@@ -348,7 +348,7 @@ def test_a_family_that_is_not_supported_is_refused_by_name(tmp_path, model_folde
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(
         UserError,
-        match=r"images: given, but this model does not accept images \(at .*\); expected a vision-language model",
+        match=r"images: given, but this model does not accept images \(at .*\); expected a model that reads images",
     ):
         check(model_folder, data)
 

@@ -44,7 +44,6 @@ class Images:
     argument = "images"
     # The part for videos is asked for settings that it shares with the one for images, at most.
     parts = ("image_processor", "video_processor")
-    readers = "a vision-language model"
     # With images of these sizes the processor is tried.
     sizes = ((64, 64), (40, 300), (1200, 900))
 
@@ -95,7 +94,6 @@ class Sounds:
 
     argument = "audio"
     parts = ("feature_extractor", "audio_processor")
-    readers = "a model that reads audio and text, and writes text"
     sizes = ((2, 5), (3, 5), (1, 1))  # 0.4, 0.6 and 1 second
 
     def __init__(self, name: str, options: dict[str, Any], data: DataSettings) -> None:

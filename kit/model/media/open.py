@@ -34,7 +34,8 @@ def open_media(settings: ModelSettings, data: DataSettings, config: Any, meta_mo
         try:
             if not takes(reader, kind):
                 argument = of_kind.argument
-                raise UserError(argument, f"given, but this model does not accept {argument}", of_kind.readers)
+                found = f"given, but this model does not accept {argument}"
+                raise UserError(argument, found, f"a model that reads {argument} and text")
             kinds[kind] = of_kind(name, options, data)
         except UserError as error:
             problems[kind] = error.problems[0]
