@@ -7,7 +7,7 @@ LoRA has its own flags. Other types of ``ADAPTER_TYPES`` are made by peft's own 
 import copy
 import shlex
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
@@ -33,6 +33,7 @@ from kit.model.adapters.token_rows import check_rows_and_modules, num_rows, rows
 from kit.model.experts.packed import shown_as_parameters
 from kit.model.pretrained.heads import SCORE, TASKS, head_of
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
+from kit.schema.rules import is_given
 from kit.system.errors import Problem, Problems, UserError, did_you_mean, first_line, listed
 
 _FIELD = "adapter_name_or_path"
@@ -124,7 +125,7 @@ def _load_adapter(model: Any, name: str) -> Any:
 
 
 def _adapting_modules(adapted: Any, left: Collection[int]) -> list[tuple[torch.nn.Module, bool]]:
-    """peft's modules, each with whether one of the base's weights in it is in ``left``, by its ``id``.
+    """peft's modules, each with whether a weight of the base in it is in ``left``, by its ``id``.
 
     The names of their own weights do not tell: a pattern may end with that of the weight that they adapt.
     """
@@ -134,7 +135,12 @@ def _adapting_modules(adapted: Any, left: Collection[int]) -> list[tuple[torch.n
     found: list[Any] = [
         each for each in adapted.modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)
     ]
-    return [(each, any(id(p) in left for p in each.parameters())) for each in found]
+    return [(each, _weight_is_in(left, each.named_parameters())) for each in found]
+
+
+def _weight_is_in(left: Collection[int], parameters: Iterable[tuple[str, torch.Tensor]]) -> bool:
+    """Whether a parameter is in ``left`` by its ``id``; biases do not count, because no adapter adds to them."""
+    return any(id(p) in left for name, p in parameters if not name.endswith("bias"))
 
 
 def _new_config(model: Any, settings: MethodSettings) -> Any:
@@ -183,7 +189,7 @@ def _targets(model: Any, settings: MethodSettings) -> tuple[list[str], list[str]
     parameters = full_names(parameters, [*weights])
     if settings.train_only or settings.freeze:
         left = trained_parameters(model, settings)
-        names = [name for name, module in model.named_modules() if any(id(p) in left for p in module.parameters(False))]
+        names = [name for name, m in model.named_modules() if _weight_is_in(left, m.named_parameters(recurse=False))]
         modules = [name for name in names if matches_any(name, modules)]
         parameters = [name for name, p in weights.items() if id(p) in left and matches_any(name, parameters)]
     elif targets != "all-linear" and (parts := parts_of(model)):
@@ -264,6 +270,13 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> None:
     if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
         raise UserError(_FIELD, f"{folder} holds a {kind.upper()} adapter", settings.adapter_type.upper(), fix)
+    kept = {"lora_r": "r"} | {name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
+    if getattr(config, "target_parameters", None):  # there the flag counts: the config cannot hold the dropout
+        del kept["lora_dropout"]
+    for name, theirs in kept.items():
+        given, saved = getattr(settings, name), getattr(config, theirs, None)
+        if is_given(settings, name) and given != saved:
+            raise UserError(name, f"{given:g}, and {folder} keeps its {saved:g}", fix="leave it out")
     wanted = TASKS[head_of(meta_model.config)]
     # Without its task, peft would neither train nor save a new head.
     if config.task_type != wanted and (config.task_type or wanted == TASKS["scores"]):
@@ -352,7 +365,8 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
                 problems.append(Problem(field, found, "names that leave it out, or all-linear"))
     if not problems and not any(_targets(meta_model, settings)):
         where = "train_only" if settings.train_only else "freeze"
-        return [Problem(where, "nothing is left to adapt", f"a part with modules of {field}")]
+        fix = "--method full trains it as it is"
+        return [Problem(where, f"no module of {field} is left to adapt", "a part with linear modules", fix)]
     problems += check_rows_and_modules(settings, meta_model)
     if not problems and (reason := _refusal(settings, meta_model)):
         where = "adapter_options" if settings.adapter_options else field
