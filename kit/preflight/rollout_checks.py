@@ -67,7 +67,7 @@ def check_references(flag: str, names: Sequence[str], samples: Samples) -> None:
     found = f"compares with the reference answer, and {samples.origin(int(samples.without_reference[0]))} has none"
     problems = []
     for name in filter(takes_expected, names):
-        fix = "an assistant message, last; or its column: --dataset_columns COLUMN=completion (or =output)"
+        fix = "an assistant message, last; or its column: --dataset_columns COLUMN=completion"
         if is_own(name):
             fix = f"def {key_of(name)}(answer, row): does without it, and row has all columns"
         problems.append(Problem(f"{flag} {name}", found, fix=fix))

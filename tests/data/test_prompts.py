@@ -63,6 +63,14 @@ def test_rows_with_and_without_an_answer_go_together_and_what_needs_one_names_th
         check_evaluation(recipe(**FLAGS), data.evaluation.select(np.array([1, 2]), "alone"))
 
 
+def test_the_column_of_a_reference_answer_is_named_completion_beside_an_instruction_too(opened):
+    named = opened({"instruction": "Hi", "output": "Hello"}, chat_template="chatml").train.prompt(0)
+    columns = {"solution": "completion"}
+    for row in ({"instruction": "Hi"}, {"prompt": [{"role": "user", "content": "Hi"}]}):
+        data = opened(row | {"solution": "Hello"}, chat_template="chatml", dataset_columns=columns)
+        assert data.train.prompt(0) == named
+
+
 def test_of_prompt_and_completion_no_row_has_a_completion_that_others_lack(opened):
     rows = {"prompt": TURNS[:1]}, {"prompt": TURNS, "completion": [ANSWER]}
     with pytest.raises(UserError, match=r"completion: a column that the first row lacks \(at train.jsonl:2\)"):

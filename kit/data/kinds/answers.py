@@ -48,8 +48,10 @@ def _from_pair(values: Mapping[str, Any]) -> Sample:
     return {"prompt": prompt, "completion": completion} | template_inputs(values)
 
 
-def _from_instruction(values: Mapping[str, Any]) -> Sample:
-    answer = {"role": "assistant", "content": check_text("output", values["output"])}
+def from_instruction(values: Mapping[str, Any]) -> Sample:
+    """The columns ``instruction`` and ``output``; the latter may be ``completion``, as with ``prompt``."""
+    name = "output" if "output" in values else "completion"
+    answer = {"role": "assistant", "content": check_text(name, values[name])}
     if reasoning := values.get("reasoning_content"):
         answer["reasoning_content"] = check_text("reasoning_content", reasoning)
     return {"messages": [*question(values), answer]} | template_inputs(values)
@@ -113,9 +115,7 @@ class AnswerRows(RowKind):
         Format(("messages",), from_messages, optional=INPUTS, is_chat=True),
         Format(("conversations",), from_conversations, optional=("system", *INPUTS), is_chat=True),
         Format(("prompt", "completion"), _from_pair, optional=("system", *INPUTS)),
-        Format(
-            ("instruction", "output"), _from_instruction, optional=(*OF_QUESTION, "reasoning_content"), is_chat=True
-        ),
+        Format(("instruction", "output"), from_instruction, optional=(*OF_QUESTION, "reasoning_content"), is_chat=True),
         Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
         Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
         *(

@@ -10,7 +10,15 @@ from typing import Any
 
 from kit.data.chat.formats import Format, Sample, template_inputs
 from kit.data.chat.messages import after_system, are_messages, check_no_system, check_text, read_messages
-from kit.data.kinds.answers import INPUTS, OF_QUESTION, AnswerRows, from_conversations, from_messages, question
+from kit.data.kinds.answers import (
+    INPUTS,
+    OF_QUESTION,
+    AnswerRows,
+    from_conversations,
+    from_instruction,
+    from_messages,
+    question,
+)
 from kit.data.kinds.kind import Limits, Sequences, Stored
 from kit.system.errors import UserError
 
@@ -55,8 +63,9 @@ class EvaluatedPromptRows(AnswerRows):
         replace(each, make=_MAKES.get(each.columns[0], each.make), are_prompts=True)
         for each in (
             *AnswerRows.formats,
+            Format(("instruction", "completion"), from_instruction, optional=OF_QUESTION, is_chat=True),
             Format(("prompt",), _from_prompt, optional=("system", *INPUTS), all_or_none=("completion",)),
-            Format(("instruction",), _from_question, optional=OF_QUESTION, all_or_none=("output",)),
+            Format(("instruction",), _from_question, optional=OF_QUESTION, all_or_none=("output", "completion")),
         )
     )
     objective = "--objective grpo takes prompts, also alone, and rewards"
