@@ -41,7 +41,8 @@ def describe_unused(recipe: Recipe) -> list[str]:
             for needs in filter(None, info.json_schema_extra["needs"].split(" and ")):
                 others = [part.partition(" ") for part in needs.split(" or ")]
                 if not any(
-                    getattr(recipe, other) == value if value else getattr(recipe, other) for other, _, value in others
+                    str(getattr(recipe, other)).lower() == value if value else getattr(recipe, other)
+                    for other, _, value in others
                 ):
                     unused.setdefault(needs, []).append(name)
     return [f"note: no effect without {needs}: {', '.join(names)}" for needs, names in unused.items()]

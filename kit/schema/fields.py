@@ -34,7 +34,7 @@ def option(
         unit: unit of the value, such as ``tokens``.
         expected: describes the allowed values in messages, if the type does not describe them well.
         needs: what must be set so that this has an effect: names of settings with ``or`` between them, each true or,
-            as in ``method lora``, of that value. With ``and`` between such needs, each must be met.
+            as in ``method lora``, of that value (``none``: not set). With ``and`` between such needs, each must be met.
         identity: whether another value of this setting makes it another run.
         limits: limits of pydantic, such as ``ge``.
     """

@@ -79,6 +79,11 @@ def test_settings_without_effect_are_named():
             ["note: no effect without method lora or method qlora: lora_r, use_dora"],
         ),
         (
+            {"adapter_name_or_path": "a", "lora_r": 8, "lora_alpha": 4, "lora_target_modules": "q_proj"},
+            ["note: no effect without adapter_name_or_path none: lora_r, lora_alpha, lora_target_modules"],
+        ),
+        ({"adapter_type": "oft", "lora_r": 8}, ["note: no effect without adapter_type lora: lora_r"]),
+        (
             {"objective": "dpo", "metric_for_best_model": "eval_rewards/margins"},
             ["note: no effect without keep_best or early_stopping_patience: metric_for_best_model"],
         ),

@@ -20,8 +20,10 @@ from kit.schema.fields import (
 from kit.schema.rules import Rule, is_given
 
 _identity = partial(option, "Method", identity=True)
-_of_adapters = partial(_identity, needs="method lora or method qlora")
-_of_lora = partial(_identity, needs="method lora or method qlora and adapter_type lora")
+_ADAPTERS = "method lora or method qlora"
+_NEW_ADAPTERS = f"{_ADAPTERS} and adapter_name_or_path none"
+_of_adapters = partial(_identity, needs=_ADAPTERS)
+_of_lora = partial(_identity, needs=f"{_NEW_ADAPTERS} and adapter_type lora")
 _Patterns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -67,10 +69,11 @@ class MethodSettings(ModelSettings):
     lora_dropout: float = _of_adapters(0.0, "dropout on the input of the adapters", "probability", ge=0, lt=1)
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
-    ] = _of_adapters(
+    ] = _identity(
         "all-linear",
         "modules to adapt: all-linear (all but the head), names separated by commas, or a regular expression",
         expected=TARGETS,
+        needs=_NEW_ADAPTERS,
     )
     lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(module_names)] = _of_adapters(
         None, "modules to fully fine-tune and save with the adapter (PEFT modules_to_save): lm_head,embed_tokens"
@@ -78,11 +81,11 @@ class MethodSettings(ModelSettings):
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "existing tokens whose embedding and lm_head rows train with the adapter", expected=TOKENS
     )
-    init_lora_weights: Literal["default", "gaussian"] = _of_adapters(
+    init_lora_weights: Literal["default", "gaussian"] = _of_lora(
         "default", "initialisation of LoRA A, as in peft; B starts at 0"
     )
-    use_rslora: bool = _of_adapters(False, "rank-stabilised LoRA (rsLoRA) scaling")
-    use_dora: bool = _of_adapters(False, "DoRA: weight-decomposed LoRA")
+    use_rslora: bool = _of_lora(False, "rank-stabilised LoRA (rsLoRA) scaling")
+    use_dora: bool = _of_lora(False, "DoRA: weight-decomposed LoRA")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
         None, "parameters to freeze, or not to adapt, patterns separated by commas: model.embed_tokens*"
     )

@@ -33,7 +33,6 @@ from kit.model.adapters.token_rows import check_rows_and_modules, num_rows, rows
 from kit.model.experts.packed import shown_as_parameters
 from kit.model.pretrained.heads import SCORE, TASKS, head_of
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
-from kit.schema.rules import is_given
 from kit.system.errors import Problem, Problems, UserError, did_you_mean, first_line, listed
 
 _FIELD = "adapter_name_or_path"
@@ -270,13 +269,11 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> None:
     if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
         raise UserError(_FIELD, f"{folder} holds a {kind.upper()} adapter", settings.adapter_type.upper(), fix)
-    kept = {"lora_r": "r"} | {name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
-    if getattr(config, "target_parameters", None):  # there the flag counts: the config cannot hold the dropout
-        del kept["lora_dropout"]
-    for name, theirs in kept.items():
-        given, saved = getattr(settings, name), getattr(config, theirs, None)
-        if is_given(settings, name) and given != saved:
-            raise UserError(name, f"{given:g}, and {folder} keeps its {saved:g}", fix="leave it out")
+    dropout = settings.lora_dropout  # on parameters it counts, because the config cannot hold it
+    if dropout and not config.target_parameters and dropout != config.lora_dropout:
+        raise UserError(
+            "lora_dropout", f"{dropout:g}, and {folder} keeps its {config.lora_dropout:g}", fix="leave it out"
+        )
     wanted = TASKS[head_of(meta_model.config)]
     # Without its task, peft would neither train nor save a new head.
     if config.task_type != wanted and (config.task_type or wanted == TASKS["scores"]):
