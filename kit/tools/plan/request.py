@@ -31,7 +31,7 @@ class PlanRequest:
     recipe: Recipe
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
-    teacher: Shape | None
+    teacher: Shape | None  # the largest that runs here
     only: str | None  # ``--config``
     typed: frozenset[str]  # the keys of the recipe that were given as flags
     gpu: Gpu
@@ -81,12 +81,16 @@ def read_plan_request(argv: list[str]) -> PlanRequest:
     recipe = parsed.recipe
     assert recipe is not None
     shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
+    # Of several, as entries of the dataset name them, one is loaded after the other.
+    of_run = None if recipe.teacher_server else recipe.teacher
+    names_here = {each.teacher or of_run for each in recipe.dataset_entries if not each.teacher_server}
+    teachers = [find_shape(name, "teacher") for name in names_here if name]
     config = parsed.launch.config
     request = PlanRequest(
         recipe=recipe,
         recipe_name=parsed.launch.recipe,
         shape=shape,
-        teacher=find_shape(recipe.teacher, "teacher") if recipe.teacher and not recipe.teacher_server else None,
+        teacher=max(teachers, key=lambda each: each.num_parameters, default=None),
         only=config.removesuffix(".yaml") if config else None,
         typed=frozenset([*names & set(Recipe.model_fields), *([MODEL] if model is not None else [])]),
         gpu=gpu,

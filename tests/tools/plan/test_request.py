@@ -47,3 +47,11 @@ def test_what_cannot_be_planned_is_refused():
         ("--recipe llama-8b-full --gpu t4 --optim adamw_bf16", "has no bf16"),
     ):
         assert found in wrong(words)
+
+
+def test_of_several_teachers_the_largest_that_runs_here_is_planned():
+    entries = '{"path":"a","teacher":"llama-8b"},{"path":"b","teacher":"llama-70b","teacher_server":"http://h:1"}'
+    command = "--model llama-1b --gpu h100 --objective distil --teacher_top_k 64 --teacher llama-3b --dataset"
+    for more, name in (("", "llama-8b"), (',{"path":"c","teacher":"qwen3-32b"}', "qwen3-32b")):
+        found = ask(f"{command} [{entries}{more}]")
+        assert found.teacher and found.teacher.name == name
