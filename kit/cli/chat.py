@@ -51,15 +51,14 @@ def run(argv: list[str]) -> int:
     stands_for = {"model_name_or_path": "dataset"}  # no data are read
     request = read_command_line(words, stands_for, positional=("model_name_or_path",), trains=False)
     problems, recipe = request.problems, request.recipe
-    if recipe and recipe.system_prompt and own.plain:
-        found = "has no effect with --plain: no chat template is used"
-        problems.append(Problem("--system_prompt", found, fix="leave out one of the two"))
-    if media and own.plain:
-        found = "not supported with --plain: only a chat template places it"
-        problems.append(Problem(f"--{media[0][0]}", found, fix="leave out --plain"))
-    if recipe and recipe.has_tools and (media or own.plain):
-        found = "not supported with --plain, --image or --audio: a chat template writes calls, and none about these"
-        problems.append(Problem("--tools", found, fix="leave out --plain, --image and --audio"))
+    if recipe:
+        found = "not supported with --plain, which uses no chat template"
+        given = {"system_prompt": recipe.system_prompt, "tools": recipe.has_tools, **dict(media)}
+        problems += [
+            Problem(f"--{name}", found, fix="leave out --plain") for name in given if own.plain and given[name]
+        ]
+        if recipe.has_tools and media:
+            problems.append(Problem("--tools", "not supported with --image or --audio", fix="leave these out"))
     try:
         row = read_kwargs("--row", own.row)
     except UserError as error:

@@ -7,7 +7,7 @@ from kit.config.command_line import read_recipe
 from kit.preflight.inputs import check_inputs
 from kit.system import interrupt
 from kit.system.console import Parser, announce_wait, show
-from kit.system.errors import Problem, UserError, raise_if
+from kit.system.errors import UserError
 from kit.system.visible import one_line
 
 HELP = "show tokenised samples with their loss masks"
@@ -26,7 +26,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("-n", type=int, default=5, metavar="N", help=shown)
     parser.add_argument("--html", metavar="FILE", help="also write a self-contained HTML page")
     options, rest = parser.parse_known_args(argv)
-    raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
+    if options.n < 0:
+        raise UserError("-n", f"found {options.n}", "whole number from 0")
     recipe = read_recipe(rest)
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     check_inputs(recipe)

@@ -113,8 +113,8 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     ]
     if unreached:
         not_adapted = ", not adapted" if _adapted_layers(model) else ""
-        reads_text_only = base.config.get_text_config() is base.config
-        why = "no gradient from text reaches" if reads_text_only else "train_only does not name"
+        is_multimodal = base.config.get_text_config() is not base.config
+        why = "train_only does not name" if is_multimodal else "no gradient from text reaches"
         lines.append(f"note: {why} {_first_three(unreached)}: frozen{not_adapted}")
     coefficient = aux_loss_coef(base, router_aux_loss_coef)
     if coefficient:

@@ -22,7 +22,7 @@ from kit.failures.exits import STOPPED
 from kit.run.record import RUN_FILE, read_metrics, read_run
 from kit.system.console import show
 from kit.system.durable import read_small
-from kit.system.errors import Problem, UserError, raise_if
+from kit.system.errors import UserError, raise_if
 from kit.tools.typed import typed
 
 __all__ = ["Recipe", "Run", "RunFailed", "UserError", "finetune", "open_run", "read_recipe"]
@@ -175,7 +175,7 @@ def _start(words: list[str], quiet: bool) -> None:
     error = re.search(r"^error: .*", text, re.MULTILINE | re.DOTALL)
     message = error[0] if error else text
     if status == UserError.exit_status:
-        raise _PrintedError(message)
+        raise _PrintedError("finetune", message)
     if status == STOPPED:
         message = "stopped by a signal, and saved"
     raise RunFailed(status, message)
@@ -184,12 +184,8 @@ def _start(words: list[str], quiet: bool) -> None:
 class _PrintedError(UserError):
     """A mistake of the user that the script found: the message as it was printed."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        super().__init__(Problem("finetune", text))
-
     def __str__(self) -> str:
-        return self._text
+        return self.problems[0].found
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:

@@ -31,13 +31,8 @@ class Limits:
 class Stored(Protocol):
     """What a kind reads of its samples, see ``kit.data.samples.records.Table``."""
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """See ``Table``."""
-
-    @property
-    def num_targets(self) -> np.ndarray:
-        """See ``Table``."""
+    lengths: np.ndarray
+    num_targets: np.ndarray
 
     @property
     def values(self) -> np.ndarray:

@@ -56,8 +56,7 @@ class UnpairedPreferenceRows(OnePrompt):
         lines = [f"{line}; good answers: {num_good}, bad ones: {num - num_good}"]
         if num_good in (0, num):
             missing = "bad" if num_good else "good"
-            found = f"there is no {missing} answer, and kto needs both"
-            lines.append(f"warning: {found}")
+            lines.append(f"warning: there is no {missing} answer, and kto needs both")
         return lines
 
     def is_bad(self, table: Stored, i: int, name: str) -> bool:

@@ -7,7 +7,7 @@ LoRA has its own flags. Other types of ``ADAPTER_TYPES`` are made by peft's own 
 import copy
 import shlex
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.expressions import matches, matches_any
 from kit.config.settings.method import MethodSettings
-from kit.model.adapters.freeze import freeze, parts_of, trained_encoders, trained_parameters
+from kit.model.adapters.freeze import adapted_weights, freeze, parts_of, trained_encoders
 from kit.model.adapters.targets import (
     all_linear_targets,
     full_names,
@@ -74,7 +74,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     adapted: Any
     with shown_as_parameters(model):
         if settings.adapter_name_or_path:
-            left = trained_parameters(model, settings)
+            left = adapted_weights(model, settings)
             adapted = _load_adapter(model, settings.adapter_name_or_path)
             for module, is_chosen in _adapting_modules(adapted, left):
                 if not is_chosen:
@@ -128,18 +128,15 @@ def _adapting_modules(adapted: Any, left: Collection[int]) -> list[tuple[torch.n
 
     The names of their own weights do not tell: a pattern may end with that of the weight that they adapt.
     """
+    return [(each, any(id(p) in left for p in each.parameters())) for each in _modules_of_peft(adapted)]
+
+
+def _modules_of_peft(adapted: Any) -> list[Any]:
+    """The modules with adapters, token rows or whole modules that train."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    found: list[Any] = [
-        each for each in adapted.modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)
-    ]
-    return [(each, _weight_is_in(left, each.named_parameters())) for each in found]
-
-
-def _weight_is_in(left: Collection[int], parameters: Iterable[tuple[str, torch.Tensor]]) -> bool:
-    """Whether a parameter is in ``left`` by its ``id``; biases do not count, because no adapter adds to them."""
-    return any(id(p) in left for name, p in parameters if not name.endswith("bias"))
+    return [each for each in adapted.modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)]
 
 
 def _new_config(model: Any, settings: MethodSettings) -> Any:
@@ -187,8 +184,8 @@ def _targets(model: Any, settings: MethodSettings) -> tuple[list[str], list[str]
     modules = full_names(modules, [name for name, _ in model.named_modules()])
     parameters = full_names(parameters, [*weights])
     if settings.train_only or settings.freeze:
-        left = trained_parameters(model, settings)
-        names = [name for name, m in model.named_modules() if _weight_is_in(left, m.named_parameters(recurse=False))]
+        left = adapted_weights(model, settings)
+        names = [name for name, module in model.named_modules() if any(id(p) in left for p in module.parameters(False))]
         modules = [name for name in names if matches_any(name, modules)]
         parameters = [name for name, p in weights.items() if id(p) in left and matches_any(name, parameters)]
     elif targets != "all-linear" and (parts := parts_of(model)):
@@ -211,10 +208,7 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 
     peft's own way to switch adapters off also changes which weights train, and sharded modules must not see that.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    adapted: list[Any] = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    adapted = _modules_of_peft(model)
     assert adapted, "the weights of the model change, so it does not contain the reference model"
     for module in adapted:
         module._disable_adapters = True
@@ -316,7 +310,7 @@ def _check_shapes(settings: MethodSettings, folder: Path, config: Any, base: str
     try:
         with torch.device("meta"):  # the file may name any rank
             plain = copy.deepcopy(meta_model)
-            left = trained_parameters(plain, settings)
+            left = adapted_weights(plain, settings)
             adapted = get_peft_model(plain, config)
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

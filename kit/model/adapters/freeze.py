@@ -59,6 +59,11 @@ def trained_parameters(model: Any, settings: MethodSettings) -> set[int]:
     return _matched_parameters(model, settings.train_only or ["*"]) - _matched_parameters(model, settings.freeze or [])
 
 
+def adapted_weights(model: Any, settings: MethodSettings) -> set[int]:
+    """Return those of ``trained_parameters`` to which an adapter can add: not biases."""
+    return trained_parameters(model, settings) - _matched_parameters(model, ["*bias"])
+
+
 def trained_encoders(model: Any, settings: MethodSettings) -> set[int]:
     """Return the ``id`` of each parameter of encoders and projectors that trains if the data have images or audio.
 

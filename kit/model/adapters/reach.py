@@ -7,10 +7,9 @@ traced. There the names of ``_SELECTORS`` count, and the first step of training 
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,16 +20,15 @@ _SELECTORS = re.compile(r"(^|\.)(indexer|patcher|\w*score_correction_bias|expert
 _TRACED_TOKENS = 16
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a forward pass of text leaves out, by names; both lists are empty if it could not be traced.
+class Trace(NamedTuple):
+    """What a forward pass of text leaves out, by names; both are empty if it could not be traced.
 
     Weights of a module that is not called may get a gradient all the same: if the model reads them itself, or another
     module is tied to them.
     """
 
-    parameters_without_gradient: list[str] = field(default_factory=list)
-    uncalled_modules: list[str] = field(default_factory=list)  # linear ones
+    parameters_without_gradient: Sequence[str] = ()
+    uncalled_modules: Sequence[str] = ()  # linear ones
 
 
 _traces: dict[tuple[type, str], Trace] = {}

@@ -66,9 +66,7 @@ def _trains_rows(adapter: str) -> bool:
 
 def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, Any]:
     """Return the arguments of ``LoraConfig`` for token rows and ``modules_to_save``."""
-    whole: list[str] = []
-    for name in settings.lora_modules_to_save or []:
-        whole += _names_for_peft(model, name)
+    whole = [each for name in settings.lora_modules_to_save or [] for each in _names_for_peft(model, name)]
     options: dict[str, Any] = {}
     tables = _table_names(model)
     if whole:
@@ -99,7 +97,7 @@ def _check_whole_modules(
 ) -> Iterator[Problem]:
     field = "lora_modules_to_save"
 
-    whole = list(settings.lora_modules_to_save or [])
+    whole = settings.lora_modules_to_save or []
     owners = {name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None}
     choices = {last_part(name) for name in owners - adapted}
     expected = f"some of {', '.join(sorted(choices))}"

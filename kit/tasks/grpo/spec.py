@@ -165,15 +165,9 @@ def _bad_pattern(settings: GrpoSettings) -> str:
 RULES = (
     Rule(
         "rewards objective",
-        lambda r: not (r.rewards or r.environment),
+        lambda r: not r.rewards,
         "none given",
-        "--rewards number; or FILE.py:FUNCTION",
-    ),
-    Rule(
-        "rewards environment",
-        lambda r: r.environment and not r.rewards,
-        "none given",
-        "--rewards environment, which is its get_reward",
+        "--rewards number; or FILE.py:FUNCTION; or environment, which is get_reward of --environment",
     ),
     Rule(
         "rewards environment",
