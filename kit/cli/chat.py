@@ -53,9 +53,9 @@ def run(argv: list[str]) -> int:
     problems, recipe = request.problems, request.recipe
     if recipe:
         found = "not supported with --plain, which uses no chat template"
-        given = {"system_prompt": recipe.system_prompt, "tools": recipe.has_tools, **dict(media)}
+        needs = {"system_prompt": recipe.system_prompt, "tools": recipe.has_tools, **dict(media)}
         problems += [
-            Problem(f"--{name}", found, fix="leave out --plain") for name in given if own.plain and given[name]
+            Problem(f"--{name}", found, fix="leave out --plain") for name in needs if own.plain and needs[name]
         ]
         if recipe.has_tools and media:
             problems.append(Problem("--tools", "not supported with --image or --audio", fix="leave these out"))
