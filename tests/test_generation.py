@@ -54,5 +54,9 @@ def test_a_prompt_of_a_group_is_computed_once_and_a_row_that_has_ended_no_more()
     group = [Request(range(40, 80), (0, 0, k), 2 + 8 * k) for k in range(4)]  # at most 2, 10, 18 and 26 tokens
     lengths = [len(each.ids) for each in answers(partial(model.generate), group)]
     assert lengths == [2, 10, 18, 26]
-    assert shapes[0] == (1, 39) and all(length == 1 for _, length in shapes[1:])
-    assert sum(rows for rows, _ in shapes[1:]) == sum(lengths)
+    _, prompt, *steps = shapes  # the first shows what kind of cache the model has
+    assert prompt == (1, 39) and all(length == 1 for _, length in steps)
+    assert sum(rows for rows, _ in steps) == sum(lengths)
+    shapes.clear()
+    answers(partial(model.generate), [Request(range(40 + i, 80 + i), (0, i, 0), 4) for i in range(3)])
+    assert shapes[0] == (3, 40) and len(shapes) <= 4  # different prompts have no pass of their own

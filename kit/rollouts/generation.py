@@ -91,16 +91,18 @@ def generate_answers(
     options: dict[str, Any] = {"use_cache": True, "pad_token_id": pad_token_id, "return_dict_in_generate": True}
     # Under FSDP all ranks must make the same calls. A vision-language model remembers the positions of the rows.
     is_text = (config := generate.func.__self__.config).get_text_config() is config
-    can_continue = is_text and "synced_gpus" not in generate.keywords and length > 1
-    cache = _cache_of_prompts(generate, requests, input_ids, mask, options) if can_continue else None
+    can_continue = is_text and "synced_gpus" not in generate.keywords and _can_choose_rows(generate, options)
+    prompts = [tuple(request.ids) for request in requests]
+    if can_continue and length > 1 and len({*prompts}) < len(prompts):
+        options[CACHE] = _cache_of_prompts(generate, prompts, input_ids, mask, options)
     options |= media | {"eos_token_id": sorted(stops) or None}
     completions: list[Any] = [None] * len(requests)
     going = [*range(len(requests))]  # the row of ``input_ids`` [n, t] holds the request of that number
     while going:
         most = torch.tensor([length + requests[i].max_new_tokens for i in going], device=device)
-        if cache is not None:
+        if can_continue:
             enough = _EnoughEnded(torch.tensor(sorted(stops), device=device), most)
-            options |= {CACHE: cache, "stopping_criteria": StoppingCriteriaList([enough])}
+            options["stopping_criteria"] = StoppingCriteriaList([enough])
         keys = [requests[i].key for i in going]
         output = generate(
             input_ids=input_ids,
@@ -111,41 +113,47 @@ def generate_answers(
         )
         for i, ids in zip(going, output.sequences[:, length:].tolist(), strict=True):
             completions[i] = _completion(ids[: requests[i].max_new_tokens], stops)
-        if cache is None:
+        if not can_continue:
             break
         are_done = [completions[i].ended or len(completions[i].ids) == requests[i].max_new_tokens for i in going]
         kept: Any = torch.tensor([not is_done for is_done in are_done], device=device).nonzero()[:, 0]
         going = [going[row] for row in kept.tolist()]
         input_ids = output.sequences[kept]
         mask = F.pad(mask[kept], (0, input_ids.shape[1] - mask.shape[1]), value=1)
-        cache.reorder_cache(kept)
+        options[CACHE] = output[CACHE]
+        options[CACHE].reorder_cache(kept)
     return completions
 
 
-def _cache_of_prompts(
-    generate: Any, requests: Sequence[Request], input_ids: torch.Tensor, mask: torch.Tensor, options: dict[str, Any]
-) -> Any:
-    """Return keys and values of the prompts but for their last tokens, of equal prompts computed once.
+def _can_choose_rows(generate: Any, options: dict[str, Any]) -> bool:
+    """Whether rows of the model's cache can be chosen, which one token shows. The model remembers it."""
+    model = generate.func.__self__
+    if not hasattr(model, "can_choose_rows"):
+        one = torch.ones((1, 1), dtype=torch.long, device=model.device)
+        cache = generate(input_ids=one, attention_mask=one, max_new_tokens=1, do_sample=False, **options)[CACHE]
+        kinds = {*map(type, getattr(cache, "layers", ()))}
+        model.can_choose_rows = (
+            type(cache) is DynamicCache
+            and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+            and cache.get_seq_length() == 1
+        )
+    return bool(model.can_choose_rows)
 
-    None: rows of the model's cache cannot be chosen.
-    """
-    numbers: dict[tuple[int, ...], int] = {}
-    of = [numbers.setdefault(tuple(request.ids), len(numbers)) for request in requests]
-    firsts = [of.index(number) for number in range(len(numbers))]
-    output = generate(
+
+def _cache_of_prompts(
+    generate: Any, prompts: Sequence[Any], input_ids: torch.Tensor, mask: torch.Tensor, options: dict[str, Any]
+) -> Any:
+    """Return keys and values of the prompts but for their last tokens, of equal prompts computed once."""
+    equal = [prompts.index(prompt) for prompt in prompts]  # for each prompt the first one like it
+    firsts = sorted({*equal})
+    cache = generate(
         input_ids=input_ids[firsts, :-1],
         attention_mask=mask[firsts, :-1],
         max_new_tokens=1,  # which the cache does not hold
         do_sample=False,
         **options,
-    )
-    cache = output[CACHE]
-    if type(cache) is not DynamicCache or {*map(type, cache.layers)} - {DynamicLayer, DynamicSlidingWindowLayer}:
-        return None
-    if cache.get_seq_length() != input_ids.shape[1] - 1:
-        return None
-    rows: Any = torch.tensor(of, device=input_ids.device)
-    cache.reorder_cache(rows)
+    )[CACHE]
+    cache.reorder_cache(torch.tensor([*map(firsts.index, equal)], device=input_ids.device))
     return cache
 
 
