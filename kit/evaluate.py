@@ -210,15 +210,15 @@ def _generate(
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
     mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
-    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
+    keys = [(i, draw) for i in mine.tolist() for draw in range(num)]
+    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) * num / batch_size)
     with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
-        for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
-            draw = call % num
-            ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
+        for call in progress(range(num_calls), "evaluation answers", num_calls):
+            of_call = keys[call * batch_size : (call + 1) * batch_size]
             # A rank without a sample left generates for the first one, and nobody reads that answer.
             requests = [
                 Request(samples.prompt(i).ids, (i, draw), recipe.max_new_tokens, samples.media_with_origin(i))
-                for i in ids or [0]
+                for i, draw in of_call or [(0, 0)]
             ]
             completions = generate_answers(
                 generate,
@@ -230,8 +230,8 @@ def _generate(
                 device=accelerator.device,
                 media_codec=samples.media_codec,
             )
-            for i, request, completion in zip(ids, requests, completions, strict=False):
-                trajectory = Trajectory((0, i, draw), [Segment([*request.ids], 0.0)])
+            for key, request, completion in zip(of_call, requests, completions, strict=False):
+                trajectory = Trajectory((0, *key), [Segment([*request.ids], 0.0)])
                 append_turn(trajectory, completion)
                 yield trajectory
 
