@@ -292,9 +292,10 @@ def build_model(
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype), towers, config.dtype or torch.float32)
         _cast_trained(model, getattr(torch, plan.trained_dtype))
-        install_shared_casts(model)
-        if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
-            install_trained_linear(model)
+        if plan.compute_dtype != "float32":  # else nothing is cast
+            install_shared_casts(model)
+            if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
+                install_trained_linear(model)
     if settings.fp8:
         install_fp8_linear(base)
     router_coef = aux_loss_coef(base, router_aux_loss_coef) if head_of(config) == "lm" else 0.0
