@@ -65,7 +65,8 @@ class SeededSampler(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Return ``scores`` [B, V] with 0 for the token that is drawn, and -inf for all others."""
         position = input_ids.shape[1] - self._prompt_length
-        drawn = [np.random.default_rng((*key, position)).random() for key in self._keys]
+        # As ``default_rng((*key, position)).random()``, without the generator.
+        drawn = [(np.random.PCG64((*key, position)).random_raw() >> 11) * 2.0**-53 for key in self._keys]
         # The token whose part of the line from 0 to 1 holds the drawn number, in float64: each likely one has a part.
         device = scores.device if scores.device.type != "mps" else torch.device("cpu")  # which has no float64
         ends = scores.to(device, torch.float64).softmax(dim=-1).cumsum(dim=-1)  # [B, V]
