@@ -70,6 +70,8 @@ def main() -> None:
     from kit.export.folders import Wanted, new_folder, write_folder, write_gguf_folder, write_torchao_folder
     from kit.export.source import find_source
 
+    interrupt.end_imports()
+
     silence_libraries()
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
     if args.format == "torchao" and args.qat is None and (run := opened.run):

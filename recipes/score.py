@@ -60,6 +60,8 @@ def main() -> None:
     from kit.train.precompute import add_reference
     from kit.train.session import Session
 
+    interrupt.end_imports()
+
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
     is_drawn = recipe.declared.head == "scores" and not weights and not recipe.adapter_name_or_path
