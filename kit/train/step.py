@@ -10,6 +10,7 @@ of them: it gets its work at once, and skips the update on the device if a numbe
 import functools
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -225,6 +226,8 @@ def _report_still_adapters(prepared: "Prepared") -> None:
 
     Called by all ranks. On one process, adapters without a gradient are left to ``_check_gradients``.
     """
+    if "peft" not in sys.modules:  # then there are none, and its import takes a second
+        return
     from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
 
