@@ -21,6 +21,7 @@ from functools import partial
 from kit.config.command_line import read_command_line
 from kit.failures import exits
 from kit.preflight.inputs import check_inputs
+from kit.preflight.unused import leave_out_packages
 from kit.strategy.launch import launch
 from kit.system.console import say
 
@@ -29,6 +30,7 @@ def main() -> None:
     """One run, from top to bottom. If no launcher started its processes, ``resolve`` replaces this one by torchrun."""
     request = read_command_line(sys.argv[1:])
     recipe, topology = launch.resolve(request, check=check_inputs)
+    leave_out_packages(recipe)
 
     # The slow imports come here, so that a mistyped flag is reported before them.
     from kit.evaluate import evaluate
