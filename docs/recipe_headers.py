@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kit.config.command_line import read_recipe
 from kit.config.hints import recipe_names
-from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
+from kit.config.paths import RECIPES
+from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.memory.fit import checkpointing_word
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kit.config.recipe import PACKAGE
+from kit.config.paths import PACKAGE
 from kit.run.checked import Checked
 from kit.system.console import say
 

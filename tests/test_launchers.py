@@ -15,7 +15,7 @@ import yaml
 from helpers import ROOT
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import ACCELERATE_CONFIGS
+from kit.config.paths import ACCELERATE_CONFIGS
 
 FOLDER = ROOT / "launchers"
 FILES = sorted(path.name for path in FOLDER.iterdir() if path.is_file())

@@ -13,7 +13,8 @@ from helpers import ROOT, WORDS, typed
 from kit.cli.main import COMMANDS
 from kit.config.command_line import read_command_line
 from kit.config.commands import COMMANDS as SCRIPTS
-from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
+from kit.config.paths import ACCELERATE_CONFIGS
+from kit.config.recipe import Recipe
 from kit.tools.plan.request import OWN, read_plan_request
 
 MADE = {"two.yaml"}  # docs/multi-node-and-debugging.md shows how to make it

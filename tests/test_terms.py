@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kit.config.recipe import PACKAGE, ROOT
+from kit.config.paths import PACKAGE, ROOT
 
 # As people type them into a search box.
 TERMS = """

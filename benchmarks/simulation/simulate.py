@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.config.recipe import ACCELERATE_CONFIGS
+from kit.config.paths import ACCELERATE_CONFIGS
 from kit.memory.workload import Workload
 from kit.strategy.accelerate_config import read_config
 from kit.strategy.strategies import SINGLE

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         lines = [f"  {command:<14} {meaning}" for command, meaning in meanings().items()]
-        from kit.config.recipe import ROOT
+        from kit.config.paths import ROOT
 
         if Path.cwd() != ROOT:
             lines += ["", f"recipes/ and docs/ are in {ROOT}"]

@@ -3,7 +3,7 @@
 import re
 
 from kit.config.commands import command_of
-from kit.config.recipe import RECIPES
+from kit.config.paths import RECIPES
 from kit.system.console import Parser, show
 from kit.system.visible import joined
 from kit.tools.text_table import text_table

@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from kit.config.commands import COMMANDS, TYPED_AS
-from kit.config.recipe import RECIPES
+from kit.config.paths import RECIPES
 from kit.system import interrupt
 
 HELP = {

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kit.config.recipe import RECIPES
+from kit.config.paths import RECIPES
 
 COMMANDS = {"train": "finetune.py", "score": "score.py", "export": "export.py"}  # of `kit`, and their scripts
 # Environment variable of a script that `kit train` or its like started: the command that was typed.

@@ -5,7 +5,8 @@ import re
 from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import hint_for_other_key, hint_for_other_value, meaning
-from kit.config.recipe import RECIPES, Recipe
+from kit.config.paths import RECIPES
+from kit.config.recipe import Recipe
 from kit.schema.fields import choices
 
 METHODS = choices(Recipe.model_fields["method"].annotation)

@@ -3,10 +3,8 @@
 ``kit.config.settings`` declares them by subject, ``kit.config.launch_flags`` those that only the command line has.
 """
 
-from pathlib import Path
 from typing import Any, get_args
 
-from kit import __version__
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings, entries_of
 from kit.config.settings.evaluation import EvalSettings
@@ -18,16 +16,6 @@ from kit.config.settings.process import ProcessSettings
 from kit.schema.fields import is_identity
 from kit.scoring.own_metric import OwnMetric, is_own
 
-PACKAGE = Path(__file__).resolve().parents[1]  # kit/
-_IN_WHEEL = PACKAGE / "shipped"  # made when a wheel is built (pyproject.toml), and in no clone
-# The folder of recipes/ and accelerate_configs/: of the clone, also where pip installed it editable, or in the wheel.
-ROOT = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE.parent
-# Installs the versions again that the kit was tested with.
-REINSTALL = "python -m pip install " + (
-    f"accelerate-recipes=={__version__}" if ROOT == _IN_WHEEL else "-c constraints.txt -e ."
-)
-RECIPES = ROOT / "recipes"
-ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"
 
 

@@ -21,7 +21,8 @@ import yaml
 
 from kit.config.hints import METHODS, OBJECTIVES, recipe_names
 from kit.config.other_kits import kit_of
-from kit.config.recipe import CODE, RECIPES, Recipe
+from kit.config.paths import RECIPES
+from kit.config.recipe import CODE, Recipe
 from kit.config.settings.objective import DECLARED
 from kit.schema.fields import comma_separated, json_or_string
 from kit.scoring.own_metric import is_own

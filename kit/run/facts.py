@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from kit.config.recipe import PACKAGE, REINSTALL
+from kit.config.paths import PACKAGE, REINSTALL
 from kit.run.record import versions
 from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology

@@ -10,7 +10,8 @@ from pathlib import Path
 from kit.checkpoint.load import load_checkpoint
 from kit.checkpoint.save import Saver
 from kit.config.commands import command_of
-from kit.config.recipe import DEFAULT_RECIPE, RECIPES
+from kit.config.paths import RECIPES
+from kit.config.recipe import DEFAULT_RECIPE
 from kit.data.feed.feed import BatchSource, GlobalBatch, by_file
 from kit.failures import exits
 from kit.failures.signals import StopRequest

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import RECIPES, Recipe
+from kit.config.paths import RECIPES
+from kit.config.recipe import Recipe
 from kit.failures.exits import STOPPED
 from kit.run.record import RUN_FILE, read_metrics, read_run
 from kit.system.console import show

@@ -7,7 +7,8 @@ import yaml
 from config_helpers import accepted, problems
 
 from kit.config.json_schema import recipe_schema
-from kit.config.recipe import RECIPES, Recipe
+from kit.config.paths import RECIPES
+from kit.config.recipe import Recipe
 from kit.schema.fields import json_or_string
 
 SCHEMA = recipe_schema()

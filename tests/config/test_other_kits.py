@@ -8,7 +8,8 @@ from config_helpers import problems
 from helpers import ROOT
 
 from kit.config.other_kits import KITS, hint_for_other_key, kit_of, table_of
-from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
+from kit.config.paths import ACCELERATE_CONFIGS, RECIPES
+from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import FLAGS
 

@@ -6,7 +6,7 @@ import pytest
 from config_helpers import accepted, problems
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import RECIPES, ROOT
+from kit.config.paths import RECIPES, ROOT
 from kit.config.recipe_file import find_file, read_yaml
 from kit.system.errors import UserError
 

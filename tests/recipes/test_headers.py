@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-from kit.config.recipe import RECIPES, ROOT
+from kit.config.paths import RECIPES, ROOT
 
 
 def test_the_headers_of_the_recipes_and_the_tables_of_the_pages_are_current(monkeypatch):

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from kit.config.command_line import read_command_line, read_recipe
 from kit.config.hints import recipe_names
-from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES
+from kit.config.paths import ACCELERATE_CONFIGS, RECIPES
 from kit.config.recipe_file import read_yaml
 from kit.config.settings.objective import DECLARED
 from kit.model.pretrained.classes import auto_class

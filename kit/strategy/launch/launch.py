@@ -24,7 +24,8 @@ from typing import NoReturn
 from kit.config.command_line import Request
 from kit.config.conflicts import describe_unused
 from kit.config.optimisers import OPTIMISERS
-from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
+from kit.config.paths import ACCELERATE_CONFIGS
+from kit.config.recipe import Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.method import MethodSettings

@@ -12,7 +12,7 @@ import re
 import shlex
 from pathlib import Path
 
-from kit.config.recipe import RECIPES
+from kit.config.paths import RECIPES
 from kit.memory.families import MODEL, shape_of
 from kit.memory.shape import Shape
 from kit.system.durable import read_small

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from kit.config.recipe import RECIPES
+from kit.config.paths import RECIPES
 from kit.system.console import show
 
 SCRIPT = RECIPES / "finetune.py"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import RECIPES
+from kit.config.paths import RECIPES
 from kit.strategy.launch.launch import plan_launch
 from kit.tools.doctor import machine
 from kit.tools.doctor.machine import check_data, check_machine
