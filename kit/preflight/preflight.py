@@ -74,7 +74,7 @@ def check(
     silence_libraries()
     launch = launch or Launch()
     if topology:  # alone, because other checks would fail at the same import
-        raise_if(check_bitsandbytes(recipe.method, recipe.optim))
+        raise_if(check_bitsandbytes(recipe))
     checked = Checked(recipe, topology, trains=recipe_name is not None)
     problems = Problems()
     datasets: list[Dataset] = []
@@ -287,11 +287,11 @@ def _images(checked: Checked, recipe: Recipe) -> tuple[ModelMedia | None, Proble
         return None, error.problems[0]
 
 
-def check_bitsandbytes(method: str, optim: str) -> list[Problem]:
+def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
     """Return a problem if the settings need bitsandbytes, and it is installed but cannot be imported."""
-    if method == "qlora":
+    if recipe.method == "qlora":
         key = "method"
-    elif OPTIMISERS[optim].bitsandbytes:
+    elif OPTIMISERS[recipe.optim].bitsandbytes:
         key = "optim"
     else:
         return []

@@ -28,7 +28,6 @@ from kit.config.paths import ACCELERATE_CONFIGS
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.evaluation import METRIC_PACKAGES
-from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
 from kit.scoring import own_metric
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
@@ -158,12 +157,12 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         asked = request.recipe
-        problems += _package_problems(asked, asked.optim, [*asked.metrics, *asked.rewards], list(asked.report_to))
+        problems += _package_problems(asked)
         for name in filter(own_metric.is_own, [*asked.metrics, *asked.rewards]):  # the command named their files
             with problems.caught():
                 own_metric.load(name)
     if request.recipe and config:
-        problems += _method_problems(asked, asked.optim, asked.keeps_initial_weights, config)
+        problems += _method_problems(asked, config)
         if wanted and checks_batch:
             problems += config.groups.problems(wanted) + _batch_problems(
                 request.recipe, wanted, config.sequence_parallel_size
@@ -237,35 +236,34 @@ _NOT_FSDP1 = {
 }
 
 
-def _method_problems(
-    settings: MethodSettings, optim: str, keeps_initial_weights: bool, config: AccelerateConfig
-) -> Iterator[Problem]:
+def _method_problems(recipe: Recipe, config: AccelerateConfig) -> Iterator[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
-    strategy, known = config.strategy, OPTIMISERS[optim]
+    strategy, known = config.strategy, OPTIMISERS[recipe.optim]
     if (known.bitsandbytes and strategy.shards) or (known.not_fsdp1 and strategy.name == "fsdp1"):
         fix = "--optim adamw_torch; or --config ddp: bitsandbytes cannot read sharded parameters"
         if known.not_fsdp1:
             fix = f"--config fsdp: {known.not_fsdp1}"
-        yield Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix)
-    yield from check_precision(optim, strategy, config.mixed_precision)
+        yield Problem("optim", f"{recipe.optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix)
+    yield from check_precision(recipe.optim, strategy, config.mixed_precision)
     if strategy.name == "fsdp1":
         for name, why in _NOT_FSDP1.items():
-            if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
-                yield Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp")
-        if keeps_initial_weights and settings.method == "full":
+            if getattr(recipe, name) and (recipe.method != "full" or not name.endswith("_tokens")):
+                yield Problem(name, f"under FSDP1 with method {recipe.method}: {why}", fix="--config fsdp")
+        if recipe.keeps_initial_weights and recipe.method == "full":
             found = "under FSDP1 with method full: FSDP1 cannot swap in the initial weights (the reference model)"
             yield Problem("beta", found, fix="--config fsdp")
 
 
-def _package_problems(method: MethodSettings, optim: str, judges: list[str], report_to: list[str]) -> list[Problem]:
+def _package_problems(recipe: Recipe) -> list[Problem]:
     """Problems with optional packages that the settings need and that are not installed."""
-    needed = [("report_to", package, "") for package in report_to]
-    needed += [("metrics or rewards", METRIC_PACKAGES[name], "") for name in judges if name in METRIC_PACKAGES]
-    if method.attn_implementation == "flash_attention_2":
+    judges = [*recipe.metrics, *recipe.rewards]
+    needed = [("metrics or rewards", METRIC_PACKAGES[name], "") for name in judges if name in METRIC_PACKAGES]
+    needed += [("report_to", package, "") for package in recipe.report_to]
+    if recipe.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn", "--attn_implementation auto")]
-    if method.method == "qlora":
+    if recipe.method == "qlora":
         needed += [("method", "bitsandbytes", "--method lora")]
-    if OPTIMISERS[optim].bitsandbytes:
+    if OPTIMISERS[recipe.optim].bitsandbytes:
         needed += [("optim", "bitsandbytes", "--optim adamw_torch")]
     return [
         Problem(
