@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kit.config.command_line import read_recipe
 from kit.preflight.inputs import check_inputs
+from kit.preflight.unused import leave_out_packages
 from kit.system import interrupt
 from kit.system.console import Parser, announce_wait, show
 from kit.system.errors import UserError
@@ -31,6 +32,7 @@ def run(argv: list[str]) -> int:
     recipe = read_recipe(rest)
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     check_inputs(recipe)
+    leave_out_packages(recipe)
     from kit.data.stream.stream import Stream
     from kit.preflight import preflight
     from kit.tools.report import samples_page
