@@ -76,9 +76,16 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "error: no chat template": [*single, *model("bare"), *out],
         "error: token that ends answers was never trained": [*single, *model("stop"), "--method", "lora", *out],
         "start: one step": [*single, *short],
+        "start: one step, lora": [*single, "--method", "lora", *short],
+        "start: one step, `kit train`": [*KIT, "train", "--config", "single", *short],
+        "start: one step, `accelerate launch`": [*ACCELERATE, "--config", "single", *short],
         "start: one step, ddp": [*FINETUNE, "--config", "ddp", *short],
+        "start: one step, fsdp": [*FINETUNE, "--config", "fsdp", *short],
         "start: --dry_run": [*single, "--dry_run", *out],
         "kit inspect": [*KIT, "inspect", "--recipe", "tiny"],
+        "kit inspect, lora": [*KIT, "inspect", "--recipe", "tiny", "--method", "lora"],
+        "kit score": [*KIT, "score", str(folder / "reported"), str(ROOT / "recipes/tiny/eval.jsonl")],
+        "kit chat": [*KIT, "chat", str(folder / "reported")],
         "kit plan": [*KIT, "plan", "--recipe", "llama-8b-qlora", "--gpu", "rtx4090"],
         "kit recipes": [*KIT, "recipes"],
         "kit report": [*KIT, "report", str(folder / "reported")],
@@ -115,7 +122,7 @@ def ran(words: list[str], tree: Path, folder: Path) -> tuple[float, float, int]:
     env |= {"PYTHONPATH": str(tree), "KIT_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     env["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")  # nothing is written into the clones
     began = time.monotonic()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([sys.executable, *words], cwd=tree, env=env, **quiet)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

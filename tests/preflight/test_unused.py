@@ -52,7 +52,7 @@ interrupt.leave_on_ctrl_c()
 runpy.run_path({str(ROOT / "recipes/finetune.py")!r})["main"]()
 print(gc.isenabled(), gc.get_freeze_count() > 100_000, *sorted(name for name in sys.modules if sys.modules[name]))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=own)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=own)
     assert result.returncode == 0, result.stderr
     collects, keeps, *imported = result.stdout.splitlines()[-1].split()
     assert (collects, keeps) == ("True", "True")
