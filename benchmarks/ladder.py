@@ -159,7 +159,7 @@ def table(method: str, length: int, folder: Path) -> None:
         workload = replace(whole, **rung.changes)
         seen = simulated(workload, rung.in_place)
         counts = counts_of(seen)
-        planned = replace(workload, fuses=rung.compiled)
+        planned = replace(workload, torch_compile=rung.compiled)
         real = "not simulated" if rung.compiled else f"{seen.tensors / GIB:.2f}"
         # Of 4-bit products torch counts nothing: they are those of lora.
         as_lora = replace(workload, method="lora") if method == "qlora" else workload
@@ -297,10 +297,11 @@ def count_part(part: str, method: str, in_place: bool, tokens: int, length: int)
 
     torch._inductor.config.force_disable_caches = True
     if part == "layer":
-        from kit.model.layers.compile import CompiledLayers
+        from kit.model.layers.compile import Compiler
 
         model, run = layer_of(method, in_place)
-        layers = CompiledLayers(model, ["LlamaDecoderLayer"])
+        layers = Compiler()
+        layers.compile_layers(model, ["LlamaDecoderLayer"])
         layers.is_on = True
         graphs = Graphs(length)
         with graphs.counted():

@@ -87,13 +87,13 @@ YI = replace(
     num_heads=56,
     vocab_size=64000,
 )
-KEPT = dict(loss="kept chunks", fuses=True)
-LORA = dict(length=2048, rows=2, lora_r=8, gradient_checkpointing=True, loss="kept chunks", fuses=True)
+KEPT = dict(loss="kept chunks", torch_compile=True)
+LORA = dict(length=2048, rows=2, lora_r=8, gradient_checkpointing=True, loss="kept chunks", torch_compile=True)
 COMPILED = "the kit's compiled layers keep less than torchtune's (kit.model.layers.compile)"
 SELECTIVE = "recomputes some products (selective checkpointing)"
 ROWS = [
     Row("torchtune 3B full, packed", torchtune("llama-3b"), A100, 60.0, 7075),
-    Row("  + compile", torchtune("llama-3b", fuses=True), A100, 51.0, 8998, memory_off=COMPILED),
+    Row("  + compile", torchtune("llama-3b", torch_compile=True), A100, 51.0, 8998, memory_off=COMPILED),
     Row("  + chunked loss", torchtune("llama-3b", **KEPT), A100, 42.9, 9174, memory_off=COMPILED),
     Row("  + checkpointing", torchtune("llama-3b", gradient_checkpointing=True, **KEPT), A100, 24.9, 7210),
     Row(
@@ -123,7 +123,9 @@ ROWS = [
     Row(
         "torchtitan 8B, 8 GPUs, 2 x 8192", torchtitan("llama-8b", num_gpus=8, rows=2), TITAN_H100, None, 5762, SELECTIVE
     ),
-    Row("  + compile", torchtitan("llama-8b", num_gpus=8, rows=2, fuses=True), TITAN_H100, None, 6667, SELECTIVE),
+    Row(
+        "  + compile", torchtitan("llama-8b", num_gpus=8, rows=2, torch_compile=True), TITAN_H100, None, 6667, SELECTIVE
+    ),
     Row(
         "torchtitan 8B, 128 GPUs, 2 x 8192",
         torchtitan("llama-8b", num_gpus=128, rows=2),

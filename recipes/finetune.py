@@ -107,7 +107,7 @@ def main() -> None:
     if not run.stop.is_agreed:
         run.enter(phases.WRITING_FINAL)
         save_final(policy, checked, run.state)
-    run.end(policy, feed, write_report)  # run.json, the report, the upload; after a stop the exit status
+    run.end(feed, write_report)  # run.json, the report, the upload; after a stop the exit status
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ def kept(workload: Workload) -> int:
     if workload.fuses:
         heads = plain * (q + k) + 4 * (shape.num_heads + shape.num_kv_heads) if shape.norm_of_heads else 0
         inputs_of_norms = stream(workload) + (shape.num_norms - 1) * plain * h
-        of_mlp = feed_forward(workload) if shape.experts else plain * 2 * f
-        return inputs_of_norms + attention + of_mlp + FRAGMENT + heads + adapters
+        return inputs_of_norms + attention + plain * 2 * f + FRAGMENT + heads + adapters
     common = attention + feed_forward(workload) + FRAGMENT
     if workload.method == "full":
         if not workload.is_half:

@@ -66,7 +66,7 @@ class Workload:
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept
     publishes: bool = False  # all weights, to a vLLM server
     file_bytes: int = 2  # of a weight in the model's own files, bf16 as a rule
-    fuses: bool = False  # compiled layers, which keep fewer tensors
+    torch_compile: bool | Literal["auto"] = False
     # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
     logit_bytes: int = 0
     fp8: bool = False  # changes neither what is held nor, as far as formulas know, how long it takes
@@ -115,7 +115,8 @@ class Workload:
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             activation_offload=recipe.activation_offload,
             tiled_mlp=recipe.tiled_mlp,
-            fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
+            # Experts are not compiled, nor linear attention, which not all layers of a model have.
+            torch_compile=recipe.torch_compile if not (shape.experts or shape.others) else False,
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
             generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
@@ -220,6 +221,13 @@ class Workload:
     def first_passes(self) -> int:
         """No-grad forward passes over all samples before the first step, of mismatched ones as ``passes``."""
         return 1 + int(self.declared.has_mismatched) if self.precomputes_reference else 0
+
+    @property
+    def fuses(self) -> bool:
+        """Whether layers are compiled, and so keep fewer tensors; by ``auto`` on GPUs with bf16 only."""
+        is_older = self.torch_compile == "auto" and self.mixed_precision == "fp16"
+        is_left_out = is_older or self.tiled_mlp or (self.method == "qlora" and self.sharded)
+        return bool(self.torch_compile) and not is_left_out
 
     @property
     def is_half(self) -> bool:

@@ -260,7 +260,7 @@ def build_model(
     packing: bool = False,
     seed: int = 0,
     router_aux_loss_coef: float | None = None,
-    compiled: bool = False,
+    compiler: Any = None,
 ) -> torch.nn.Module:
     """Load the weights, quantise them, attach adapters, and install the loss head.
 
@@ -271,7 +271,7 @@ def build_model(
         packing: whether batches are packed, see ``attention_of``.
         seed: of the initial values of new adapters.
         router_aux_loss_coef: weight of the routers' auxiliary loss in training; None: the model's own.
-        compiled: whether the loss head's passes over the logits are compiled.
+        compiler: a ``Compiler`` for the loss head's passes over the logits; None: they are not compiled.
 
     Raises:
         UserError: weights are missing, or do not fit the config.
@@ -282,7 +282,6 @@ def build_model(
     if settings.qat:
         install_qat(model, settings)
     model = attach_adapter(model, settings, seed)
-    assert settings.gradient_checkpointing != "auto"
     enable_checkpointing(base, settings.gradient_checkpointing)
     if settings.activation_offload and settings.gradient_checkpointing:
         install_activation_offload(base)
@@ -303,7 +302,7 @@ def build_model(
         base,
         router_aux_loss_coef=router_coef,
         device_memory=plan.device_memory,
-        compiled=compiled,
+        compiler=compiler,
         sequence_group=plan.sequence_group,
         always_encodes=plan.is_sharded or bool(trained_encoders(base, settings)),
     )

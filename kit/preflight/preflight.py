@@ -30,7 +30,7 @@ from kit.model.build import (
     open_config,
 )
 from kit.model.layers.attention import describe_long_rows
-from kit.model.layers.compile import check_compile
+from kit.model.layers.compile import why_not_compiled
 from kit.model.layers.sequence_parallel import sequence_problems
 from kit.model.media.codec import ModelMedia
 from kit.model.media.open import open_media
@@ -47,6 +47,7 @@ from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.run.output_dir import run_in
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
+from kit.strategy.compiler import why_not_by_default
 from kit.strategy.precision import check_fp8, describe_precision
 from kit.strategy.topology import Topology
 from kit.system.console import is_main, silence_libraries
@@ -99,13 +100,12 @@ def check(
         with problems.caught():
             is_proposed |= _propose_template(checked, datasets, problems)
             _open_data(checked, datasets, is_proposed)
-            if recipe_name is not None:
-                if fits:  # it needs a model and adapters that are right
-                    _find_stop_tokens(checked, datasets, problems)
-                if not is_proposed:
-                    checked.folder = _open_folder(checked, recipe_name)
+            if not is_proposed:
+                checked.total_steps = checked.data.total_steps(checked.recipe)
+            if recipe_name is not None and fits:  # it needs a model and adapters that are right
+                _find_stop_tokens(checked, datasets, problems)
     with problems.caught():
-        _check_room(checked, launch, problems)
+        _plan(checked, recipe_name, launch, problems)
     if checked.trains and (checked.data is None or is_proposed):
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
@@ -114,7 +114,6 @@ def check(
         check_server(recipe)
     data, tokenizer = checked.data, checked.tokenizer
     tokenizer.chat_template = template_beside(recipe.declared.head, data.chat_template, data.text_form)
-    checked.total_steps = data.total_steps(checked.recipe)
     checked.notes = [*data.notes, *checked.notes]
     return checked
 
@@ -157,23 +156,14 @@ def _open_model(checked: Checked, datasets: Sequence[Dataset], launch: Launch, p
     )
     if topology is None:
         return
-    recipe, lines = resolve_auto(recipe, topology, config, checked.teacher_config)
-    checked.recipe = recipe
-    checked.notes += lines
-    if checked.trains:
-        checked.workload = planned_workload(recipe, topology, config, checked.teacher_config)
     problems += check_strategy(topology, meta_model)
     router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
     problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
     problems += check_fp8(recipe, topology)
-    if recipe.torch_compile:
-        problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
     if len(problems) == num_problems:  # it needs adapters that fit
         problems += check_adapter_units(topology, recipe, meta_model)
     checked.notes += describe_precision(topology, launch.config)
     checked.notes += describe_dequantised(config, recipe.method)
-    if not recipe.packing:  # packs are refused
-        checked.notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
 
 
 def _propose_template(checked: Checked, datasets: Sequence[Dataset], problems: Problems) -> bool:
@@ -240,20 +230,41 @@ def _open_folder(checked: Checked, recipe_name: str) -> RunFolder:
     return RunFolder(recipe, recipe_name, found)
 
 
-def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:
-    """Check that the run fits into its GPUs and on its disk."""
-    recipe, topology, data, folder = checked.recipe, checked.topology, checked.data, checked.folder
-    if topology is None:
+def _plan(checked: Checked, recipe_name: str | None, launch: Launch, problems: Problems) -> None:
+    """Give ``auto`` its values, open the output folder, and check that the run fits into its GPUs and on its disk.
+
+    The data have said how many steps there are.
+    """
+    recipe, topology, config, model = checked.recipe, checked.topology, checked.config, checked.meta_model
+    if topology is None or model is None:
         return
-    if workload := checked.workload:
+    if checked.trains and recipe.torch_compile:
+        by_default = recipe.torch_compile == "auto"
+        why = by_default and why_not_by_default(recipe, topology, checked.total_steps)
+        why = why or why_not_compiled(model, layer_classes(topology, model), recipe.packing, by_default)
+        if by_default:
+            checked.notes.append(f"torch_compile auto: {f'off ({why})' if why else 'on'}")
+            recipe = recipe.model_copy(update={"torch_compile": not why and "auto"})
+        elif why:
+            problems.append(Problem("torch_compile", why, fix="--torch_compile false"))
+    recipe, lines = resolve_auto(recipe, topology, config, checked.teacher_config)
+    checked.recipe = recipe
+    checked.notes += lines
+    if not recipe.packing:  # packs are refused
+        checked.notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
+    workload = planned_workload(recipe, topology, config, checked.teacher_config) if checked.trains else None
+    if workload:
         if workload.shape.tower:  # now it is known how large its images are; of a stream it is not
-            longest = recipe.max_length if recipe.packing else None
+            longest, data = recipe.max_length if recipe.packing else None, checked.data
             of_media = 0 if data is None or isinstance(data, Stream) else data.train.image_tokens(longest)
-            checked.workload = workload = replace(workload, image_tokens=of_media)
+            workload = replace(workload, image_tokens=of_media)
         problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
         checked.plan = plan_record(workload, topology)
-    if folder and not (folder.finished_steps or launch.skip_memory_check):
-        check_disk(recipe, topology, checked.config, data.total_steps(recipe))
+    checked.workload = workload
+    if checked.total_steps and recipe_name is not None:
+        checked.folder = folder = _open_folder(checked, recipe_name)
+        if not (folder.finished_steps or launch.skip_memory_check):
+            check_disk(recipe, topology, config, checked.total_steps)
 
 
 def _images(checked: Checked, recipe: Recipe) -> tuple[ModelMedia | None, Problem]:

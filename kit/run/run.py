@@ -148,7 +148,7 @@ class Run(Session):
         self._is_saved = self._is_best = False
         self._asks_to_save = result.save
 
-    def end(self, policy: Policy, feed: BatchSource, write_report: Callable[[Path], None]) -> None:
+    def end(self, feed: BatchSource, write_report: Callable[[Path], None]) -> None:
         """Write to ``run.json`` how the run ended, print it, and write the report. After a stop, exit with its status.
 
         The final model is uploaded if the recipe says so.
@@ -158,7 +158,7 @@ class Run(Session):
         """
         is_stopped = self.stop.is_agreed
         self.folder.end(self.state.step, is_stopped, self._early_stop_reason)
-        self.log.end(self.stop.reason if is_stopped else "", [*feed.closing_notes(), *policy.closing_notes()])
+        self.log.end(self.stop.reason if is_stopped else "", feed.closing_notes())
         write_report(self.folder.path)
         self.folder.push(is_stopped, wait=partial(self.enter, phases.WRITING_FINAL))
         if is_stopped:

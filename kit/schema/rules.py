@@ -21,8 +21,9 @@ class Rule(NamedTuple):
 
 
 def is_given(recipe: Any, name: str) -> bool:
-    """Return whether the setting has another value than its default."""
-    return bool(getattr(recipe, name) != type(recipe).model_fields[name].default)
+    """Return whether the setting has another value than its default, and is not off."""
+    value = getattr(recipe, name)
+    return value is not False and bool(value != type(recipe).model_fields[name].default)
 
 
 def steps_rules(what: str) -> tuple[Rule, ...]:

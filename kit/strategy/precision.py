@@ -17,7 +17,7 @@ _FP8_FROM = (8, 9)
 
 def supported_precision(topology: Topology) -> tuple[Topology, list[str]]:
     """Return the topology with fp16 in place of bf16 if one of the run's GPUs has no bf16, and a line that says so."""
-    without = _gpu_without_bf16(topology)
+    without = gpu_without_bf16(topology)
     if topology.mixed_precision != "bf16" or not without:
         return topology, []
     line = f"mixed_precision: fp16, in place of bf16, which {without} does not have"
@@ -45,12 +45,12 @@ def describe_precision(topology: Topology, config: str | None) -> list[str]:
     """
     if topology.mixed_precision != "no" or topology.device_type == "cpu":
         return []
-    faster = "fp16" if _gpu_without_bf16(topology) else "bf16"
+    faster = "fp16" if gpu_without_bf16(topology) else "bf16"
     change = f"mixed_precision: {faster} in {config}" if config else f"--config {topology.strategy.config}"
     return [f"computes in float32, as mixed_precision is no: {faster} is faster, with less memory: {change}"]
 
 
-def _gpu_without_bf16(topology: Topology) -> str:
+def gpu_without_bf16(topology: Topology) -> str:
     """The name of the first GPU of the run on this machine that would emulate bf16; empty if all have it.
 
     A CPU may emulate bf16 (dry run). Macs have it: torch needs macOS 14.

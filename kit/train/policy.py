@@ -9,7 +9,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.data import Data
 from kit.model.adapters.token_rows import num_rows
 from kit.model.build import build_model
-from kit.model.layers.compile import CompiledLayers
+from kit.model.layers.compile import Compiler
 from kit.model.summary import describe_parts
 from kit.strategy.accelerator import Prepared, layer_classes, prepare
 from kit.strategy.processes.rendezvous import together
@@ -31,21 +31,17 @@ class Policy(Prepared):
     Attributes:
         tokenizer: with the chat template that is saved with the model.
         notes: lines for the user about its parts.
-        layers: those that are compiled; None: none.
+        compiler: what is compiled; None: nothing.
     """
 
     tokenizer: Any = None
     notes: list[str] = field(default_factory=list)
-    layers: CompiledLayers | None = None
+    compiler: Compiler | None = None
 
     def describe(self, recipe: Recipe) -> list[str]:
         """Return lines for the user before the first step."""
         about = self.strategy.describe(recipe, recipe)
         return [about, *self.notes, *describe_check(self, recipe.check_replicas)]
-
-    def closing_notes(self) -> list[str]:
-        """Return lines for the user at the end of the run."""
-        return self.layers.closing_notes() if self.layers else []
 
 
 def build_policy(
@@ -71,6 +67,7 @@ def build_policy(
     """
     accelerator, topology, trains = session.accelerator, session.topology, data is not None
     session.enter(phases.LOADING)
+    compiler = Compiler(recipe.torch_compile == "auto") if trains and recipe.torch_compile else None
     with together(accelerator):  # an error on one rank stops all ranks
         model = build_model(
             recipe,
@@ -79,21 +76,21 @@ def build_policy(
             packing=recipe.packing,
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef if trains else None,
-            compiled=trains and bool(recipe.torch_compile),
+            compiler=compiler,
         )
-    vocab_size, optimizer, layers, notes = num_rows(model), None, None, []
+    vocab_size, optimizer, notes = num_rows(model), None, []
     if trains:
         notes = describe_parts(model, recipe, recipe.router_aux_loss_coef)
         optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate, recipe.seed)
         notes += keep_lr_multipliers(optimizer, recipe.peak_learning_rate)
-        if recipe.torch_compile:
-            layers = CompiledLayers(model, layer_classes(topology, model))
+        if compiler:
+            compiler.compile_layers(model, layer_classes(topology, model))
     session.guard.set_model(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
     session.guard.set_model(prepared.model, prepared.optimizer)
     if weights:
         load_weights(prepared.model, weights)
-    policy = Policy(**vars(prepared), tokenizer=tokenizer, notes=notes, layers=layers)
+    policy = Policy(**vars(prepared), tokenizer=tokenizer, notes=notes, compiler=compiler)
     if data:
         check_causality(policy, vocab_size)
         policy.notes += prove_head(policy, vocab_size)
@@ -102,6 +99,6 @@ def build_policy(
             prove_media(policy, data.encoder, data.media, recipe.packing, pads)
         if recipe.packing:
             check_isolation(policy, vocab_size, data.encoder.pack_length, data.media)
-    if layers:
-        compile_first(policy, layers, recipe, recipe.num_rows)
+    if compiler:
+        compile_first(policy, compiler, recipe, recipe.num_rows)
     return policy

@@ -79,7 +79,7 @@ def add_reference(
     order = [chosen] if mismatched is None else [chosen, mismatched.partners]
     plain: Any = policy.accelerator.unwrap_model(policy.model)
     attention = plain.config.get_text_config()._attn_implementation
-    model = key_of_model(policy.accelerator, recipe, attention, recipe.seed, bool(recipe.torch_compile))
+    model = key_of_model(policy.accelerator, recipe, attention, recipe.seed, policy.compiler is not None)
     folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [hash_of(each) for each in order])
     entry = open_entry(folder)
     values = np.array(entry[0]["references"]).reshape(len(samples), -1) if entry else None

@@ -27,7 +27,11 @@ def test_settings_that_contradict_each_other_are_named():
         ({"objective": "dpo", "streaming": True, "max_steps": 3}, set()),
         ({"qat": "int4_weight_only", "method": "qlora"}, {"qat"}),
         ({"qat": "int4_weight_only", "method": "full", "fp8": True}, {"qat"}),
-        ({"qat": "int4_weight_only", "torch_compile": "auto"}, {"qat"}),
+        ({"qat": "int4_weight_only"}, set()),  # with torch_compile auto, which yields
+        ({"qat": "int4_weight_only", "torch_compile": True}, {"torch_compile"}),
+        ({"tiled_mlp": True, "gradient_checkpointing": True, "torch_compile": True}, {"torch_compile"}),
+        ({"adapter_type": "oft", "torch_compile": True}, {"torch_compile"}),
+        ({"adapter_type": "oft", "torch_compile": False}, set()),
         ({"dataset": "[{path: a, weight: 1}, {path: b, weight: 2}]", "shuffle": False}, {"shuffle"}),
         ({"dataset": "[{path: a, weight: 1}, {path: b}]"}, {"dataset"}),
         ({"dataset": "[{path: a/x.jsonl}, {path: b/x.jsonl}]"}, {"dataset"}),

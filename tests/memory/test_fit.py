@@ -64,7 +64,7 @@ def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
     [(200, 4, False), (60, 1, False), (36, 1, "selective"), (24, 2, True), (8, 1, True)],
 )
 def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, rows, checkpointing):
-    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
+    auto = {"max_length": 4096, "torch_compile": False}
     recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=auto)
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
     gpus(gib)
@@ -75,7 +75,7 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
 
 
 def test_auto_takes_what_fits_half_of_the_memory_of_a_machine_without_gpus(config, monkeypatch):
-    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
+    auto = {"max_length": 4096, "torch_compile": False}
     on_cpu = replace(GPU, strategy=DDP, num_processes=2, mixed_precision="no", device_type="cpu")
     lora = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=auto)
     for gib, rows, checkpointing in ((2000, 4, False), (200, 2, True), (8, 1, False)):
@@ -88,11 +88,10 @@ def test_auto_takes_what_fits_half_of_the_memory_of_a_machine_without_gpus(confi
 
 def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     gpus(80.0)
-    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
 
     def lines_of(topology=alone, **keys):
-        recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=auto | keys)
+        recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=keys)
         return resolve_auto(recipe, topology, config)[1]
 
     taken = "micro-batch 1, gradient checkpointing on"

@@ -158,7 +158,8 @@ def test_a_loss_that_autograd_differentiates_holds_more_of_each_logit():
         ({"z_loss_coef": 1e-4}, 4_742_188_172),
     ]
     for settings, simulated in cases:
-        recipe = Recipe(model_name_or_path="m", dataset="d", max_length=2048, gradient_checkpointing=True, **settings)
+        own = {"max_length": 2048, "gradient_checkpointing": True, "torch_compile": False, **settings}
+        recipe = Recipe(model_name_or_path="m", dataset="d", **own)
         planned = predict(replace(Workload.of(recipe, find_shape("llama-1b")), device_memory=48 * GIB, micro_batches=1))
         assert planned.tensors == pytest.approx(simulated, rel=0.01), (settings, simulated)
 

@@ -4,6 +4,7 @@ import pytest
 from helpers import matrix
 
 import kit.model.layers.compile
+import kit.preflight.preflight
 
 pytestmark = pytest.mark.slow
 
@@ -30,3 +31,22 @@ def test_compiled_layers_compute_the_same_digits(finetune, fp32, config, process
     # kernel on a CPU.
     is_left_out = (config, flags["method"]) == ("fsdp", "qlora") or flags["packing"]
     assert ("runs uncompiled" in compiled.output) == is_left_out
+
+
+def by_a_compiler_that_fails_on_rank_1(rank):
+    """As on a machine without a C compiler, where ``auto`` compiles."""
+
+    def failing(graph, inputs):
+        raise OSError("no C compiler")
+
+    kit.model.layers.compile.BACKEND = failing if rank else "aot_eager"
+    kit.preflight.preflight.why_not_by_default = lambda *_: ""
+
+
+def test_a_compiler_that_fails_on_one_rank_lets_all_run_uncompiled(finetune, fp32):
+    flags = {"config": fp32["fsdp"], "method": "lora", "packing": False, "max_steps": 2}
+    plain = finetune.ok("plain", 2, **flags)
+    fallen = finetune.ok("fallen", 2, prepare=by_a_compiler_that_fails_on_rank_1, **flags)
+    assert fallen.losses == plain.losses
+    assert "torch_compile auto: on" in fallen.output
+    assert fallen.output.count("LlamaDecoderLayer runs uncompiled because the compiler failed") == 1

@@ -198,7 +198,7 @@ REFUSED += [
         {"family": "gemma3", "sequence": "parallel", "topology": "ddp|fsdp|fsdp1"},
         "sequence_parallel_size: 2, with a multimodal model",
     ),
-    ({"tiles": "yes", "checkpointing": "no"}, "tiled_mlp: true, with gradient_checkpointing False"),
+    ({"tiles": "yes", "checkpointing": "no"}, "tiled_mlp: true, with gradient_checkpointing auto"),
     ({"tiles": "yes", "topology": "fsdp1"}, "tiled_mlp: under FSDP1"),
     ({"objective": HEADS, "family": "gemma3"}, "is a gemma3, for which transformers has no head"),
     ({"objective": "distil", "teacher": "beside|stored", "topology": "fsdp1"}, "teacher: under FSDP1"),

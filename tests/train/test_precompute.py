@@ -28,7 +28,7 @@ def run(model_folder, tmp_path, monkeypatch):
     write(tmp_path / "pairs.jsonl", *preference_pairs(10))
     write(tmp_path / "eval.jsonl", *preference_pairs(3, "b"))
 
-    def run(total_steps=5, spoil=None, **changes):
+    def run(total_steps=5, spoil=None, compiler=None, **changes):
         plain = {"model_name_or_path": str(model_folder), "dataset": str(tmp_path / "pairs.jsonl"), "method": "full"}
         recipe = Recipe(**plain | {"objective": "dpo", "max_length": 128, "global_batch_size": 2} | changes)
         tokenizer = open_tokenizer(recipe)
@@ -39,7 +39,7 @@ def run(model_folder, tmp_path, monkeypatch):
         if spoil:
             spoil(model)
         strategy = actual_strategy(sharded_layers=None)
-        policy = Policy(Accelerator(cpu=True), Ranks(), model, None, strategy, tokenizer=tokenizer)
+        policy = Policy(Accelerator(cpu=True), Ranks(), model, None, strategy, tokenizer=tokenizer, compiler=compiler)
         add_references(policy, recipe, data, total_steps, lambda items, *_: items)
         return SimpleNamespace(data=data, train=data.train.attached["sequence"]["references"], num_calls=len(calls))
 
@@ -74,7 +74,7 @@ def test_only_what_the_steps_use_is_computed(run):
         ({"method": "lora", "precompute_reference": True}, True),
         ({"attn_implementation": "eager"}, True),
         ({"experts_implementation": "eager"}, True),
-        ({"torch_compile": True}, True),
+        ({"compiler": "any"}, True),
         ({"dpo_loss": "ipo", "num_train_epochs": 2.0}, False),
     ],
     ids=str,

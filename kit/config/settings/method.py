@@ -139,9 +139,9 @@ RULES = (
         "leave out --qat; or --fp8 false",
     ),
     Rule(
-        "qat torch_compile",
-        None,
-        "{r.qat}, with torch_compile: not tested together, so refused",
+        "torch_compile qat tiled_mlp",
+        lambda r: r.torch_compile is True and (r.qat or r.tiled_mlp),
+        "true, with qat or tiled_mlp: not tested together, so refused",
         "--torch_compile false",
     ),
     *(

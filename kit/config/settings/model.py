@@ -31,7 +31,7 @@ class ModelSettings(BaseModel):
         "experts implementation (MoE); auto: grouped_mm, else eager; batched_mm copies each token's experts",
     )
     gradient_checkpointing: bool | Literal["selective", "auto"] = _option(
-        False,
+        "auto",
         "activation checkpointing: recompute layers in backward; selective: only cheap parts; auto: least that fits",
     )
     activation_offload: bool = _option(
@@ -51,11 +51,5 @@ RULES = (
         lambda r: r.tiled_mlp and r.gradient_checkpointing is not True,
         "true, with gradient_checkpointing {r.gradient_checkpointing}: layers would keep what tiling saves",
         "--gradient_checkpointing true",
-    ),
-    Rule(
-        "tiled_mlp torch_compile",
-        None,
-        "true, with torch_compile, whose graphs would hold all chunks at once",
-        "--torch_compile false",
     ),
 )

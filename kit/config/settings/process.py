@@ -28,7 +28,7 @@ class ProcessSettings(BaseModel):
     seed: int = _identity(42, "seed of data order, initialisation of adapters, and dropout", ge=0, lt=2**31)
     tf32: bool | None = _option(None, "use TF32 for float32 matmuls on a GPU; default: only with mixed_precision bf16")
     torch_compile: bool | Literal["auto"] = _option(
-        False, "compile the decoder layers with torch.compile: minutes before the first step; auto: on CUDA only"
+        "auto", "compile the decoder layers with torch.compile; auto: on NVIDIA GPUs from Ampere on, in long runs"
     )
     deterministic: bool = _option(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     ddp_timeout: int = _option(1800, "abort if a rank makes no progress for this long", "seconds", ge=10)

@@ -31,9 +31,12 @@ def is_wide(inputs: int, outputs: int) -> bool:
     return min(inputs, outputs) > NARROW
 
 
-def enable_checkpointing(model: Any, how: Checkpointing) -> None:
-    """Let the decoder layers of a model of transformers checkpoint in training. Call this when it has its adapters."""
-    if not how:
+def enable_checkpointing(model: Any, how: Checkpointing | Literal["auto"]) -> None:
+    """Let the decoder layers of a model of transformers checkpoint in training. Call this when it has its adapters.
+
+    With ``auto`` nobody chose, as no training was planned: then they do not.
+    """
+    if how in (False, "auto") or not model.supports_gradient_checkpointing:
         return
     # The other, reentrant way loses gradients of arguments that are passed by name.
     options: dict[str, Any] = {"use_reentrant": False}

@@ -1,10 +1,12 @@
-"""Compile the decoder layers of a model in place with torch.compile, for ``torch_compile``.
+"""Compile the decoder layers of a model in place, and the loss of its head, with torch.compile: ``torch_compile``.
 
 Promises:
 
 - Modules, parameters and their names stay as they are: adapters, sharding, checkpoints and exports see no difference.
 - All layers share their graphs, and a graph serves all lengths of rows. Nothing of a layer's forward is left out of it.
-- A class of layers whose forward cannot be one graph runs uncompiled, and a line says which and why.
+- A class of layers whose forward cannot be one graph runs uncompiled, and a line says which and why. So does, where
+  ``auto`` compiles, whatever the compiler fails on, from the same call on: a rank on which it fails alone makes the
+  collectives of the others.
 - Calls in ``uncompiled`` run the plain layers.
 """
 
@@ -15,10 +17,11 @@ from typing import Any
 
 import torch
 
+from kit.model.experts.packed import is_experts
 from kit.model.layers.attention import LazyMask
 from kit.model.layers.packs import layers_along_rows
 from kit.system.console import say
-from kit.system.errors import Problem, UserError, first_line
+from kit.system.errors import UserError, first_line
 
 BACKEND = "inductor"
 # Graphs of one run that are expected at most: of training, evaluation and the reference, each for one row and for more,
@@ -39,46 +42,36 @@ def uncompiled() -> Iterator[None]:
         _switched_off = before
 
 
-def check_compile(model: torch.nn.Module, class_names: Collection[str], packing: bool) -> list[Problem]:
-    """Return a problem if the decoder layers of ``model``, which may be on meta, cannot be compiled.
+def why_not_compiled(model: torch.nn.Module, class_names: Collection[str], packing: bool, by_default: bool) -> str:
+    """Return why the decoder layers of ``model``, which may be on meta, are not compiled; empty if they are.
 
     Args:
         class_names: of the decoder layers.
         packing: whether batches are packed.
+        by_default: for ``auto``, which leaves out also what would be compiled for each length, or not in one graph.
     """
-    if class_names and packing and (layers := layers_along_rows(model)):
-        found = f"{type(layers[0]).__name__} with packing: its samples are batches of other shapes in each step"
-        return [Problem("torch_compile", found, fix="--torch_compile false; or --packing false")]
-    if class_names:
-        return []
-    found = f"{type(model).__name__} does not name its decoder layers"
-    return [Problem("torch_compile", found, fix="--torch_compile false")]
+    if (packing or by_default) and (layers := layers_along_rows(model)):
+        return f"{type(layers[0]).__name__} has other shapes in each step"
+    if by_default and any(map(is_experts, model.modules())):
+        return "layers with experts are not one graph"
+    return "" if class_names else f"{type(model).__name__} does not name its decoder layers"
 
 
-def compiled(function: Any) -> Any:
-    """Return ``function`` as one graph, which serves all lengths: a resumed run begins with another batch."""
-    return torch.compile(function, backend=BACKEND, dynamic=True, fullgraph=True)
-
-
-class CompiledLayers:
-    """The compiled layers of a model. A call that needs another graph compiles it.
+class Compiler:
+    """What is compiled of a model. A call that needs another graph compiles it.
 
     Attributes:
-        is_on: whether they are compiled; at first they are not, so that checks before the first step need no graphs.
+        is_on: whether calls are compiled; at first they are not, so that checks before the first step need no graphs.
+        left_out: what runs uncompiled, and why.
+        what: the number of layers, and their classes.
     """
 
-    def __init__(self, model: torch.nn.Module, class_names: Collection[str]) -> None:
-        """Replace the ``forward`` of each layer by one that calls its graph.
-
-        Args:
-            model: with its adapters, and not yet wrapped or sharded: hooks of sharding stay outside of the graphs.
-            class_names: of the layers.
-        """
+    def __init__(self, falls_back: bool = False) -> None:
+        """``falls_back``: whether a failure of the compiler is a warning; else it is a ``UserError``."""
         import torch._dynamo.config
         import torch._functorch.config
         import torch._inductor.config
 
-        layers = [module for module in model.modules() if type(module).__name__ in class_names]
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         # A graph of one layer is smaller than DDP's buckets: it need not be cut where they end.
         torch._dynamo.config.optimize_ddp = False
@@ -87,49 +80,63 @@ class CompiledLayers:
         # Norms and activations that a product of the backward pass reads are computed again, not kept: of a gated MLP
         # with adapters a third of what it would keep.
         torch._functorch.config.ban_recompute_materialized_backward = False
-        self._compiled: Any = compiled(_forward)
-        self._uncompiled: set[str] = set()  # classes whose forward is not one graph
-        self._is_full = False
+        # The backward pass is compiled in the call of the forward pass, which can still run uncompiled.
+        torch._functorch.config.force_non_lazy_backward_lowering = True
+        self._falls_back = falls_back
+        self.left_out: dict[str, str] = {}
         self.is_on = False
-        self.num_layers = len(layers)
-        self.names = sorted({type(layer).__name__ for layer in layers})
+        self.what = ""
+
+    def compile_layers(self, model: torch.nn.Module, class_names: Collection[str]) -> None:
+        """Replace the ``forward`` of each layer by one that calls its graph.
+
+        Args:
+            model: with its adapters, and not yet wrapped or sharded: hooks of sharding stay outside of the graphs.
+            class_names: of the layers.
+        """
+        layers = [module for module in model.modules() if type(module).__name__ in class_names]
+        graph = compiled(_forward)
+        self.what = f"{len(layers)} x {'/'.join(sorted({type(layer).__name__ for layer in layers}))}"
         for layer in layers:
-            layer.forward = partial(self._call, type(layer).__name__, layer)
+            layer.forward = partial(self._call, type(layer).__name__, graph, _forward, layer)
 
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs so far; each has a forward pass, and in training a backward pass."""
-        from torch._dynamo.utils import counters
+    def compile(self, function: Any) -> Any:
+        """Return ``function`` as one that calls its graph."""
+        return partial(self._call, function.__name__, compiled(function), function)
 
-        return counters["stats"]["unique_graphs"]
+    def leave_out(self, name: str, why: str) -> None:
+        """Let ``name`` run uncompiled from now on, with a line that says so."""
+        if name not in self.left_out:
+            self.left_out[name] = why
+            say(f"warning: torch_compile: {name} runs uncompiled because {why}")
 
-    def closing_notes(self) -> list[str]:
-        """Return a line with the number of graphs that the whole run made."""
-        return [f"torch_compile: {self.num_layers} x {'/'.join(self.names)}, graphs in all: {self.num_graphs}"]
-
-    def _call(self, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The forward of ``layer``, whose class has that ``name``."""
-        if not self.is_on or _switched_off or name in self._uncompiled:
-            return _forward(layer, *args, **kwargs)
+    def _call(self, name: str, graph: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call of ``plain``, which is the forward of layers or a function of this ``name``."""
+        if not self.is_on or _switched_off or name in self.left_out:
+            return plain(*args, **kwargs)
         from torch._dynamo import exc
 
         mask = kwargs.get("attention_mask")
         if isinstance(mask, LazyMask) and kwargs.get("cu_seq_lens_q") is None:
             kwargs["attention_mask"] = mask.dense  # it is built once for all layers, and not in a graph
         try:
-            return self._compiled(layer, *args, **kwargs)
-        # What these say is known before anything of the layer has run.
+            return graph(*args, **kwargs)
+        # What these say is known before anything of the call has run.
         except exc.FailOnRecompileLimitHit:
-            if not self._is_full:
-                self._is_full = True
-                say(f"warning: torch_compile: more than {MAX_GRAPHS} graphs; calls that need another run uncompiled")
+            self.leave_out(name, f"it needs more than {MAX_GRAPHS} graphs")
         except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError) as error:
-            self._uncompiled.add(name)
-            say(f"warning: torch_compile: {name} runs uncompiled because of a graph break: {first_line(error)}")
+            self.leave_out(name, f"of a graph break: {first_line(error)}")
         except exc.TorchDynamoException as error:
             found = f"the compiler failed ({first_line(getattr(error, 'inner_exception', error))})"
-            raise UserError("torch_compile", found, fix="--torch_compile false") from error
-        return _forward(layer, *args, **kwargs)
+            if not self._falls_back:
+                raise UserError("torch_compile", found, fix="--torch_compile false") from error
+            self.leave_out(name, found)
+        return plain(*args, **kwargs)
+
+
+def compiled(function: Any) -> Any:
+    """Return ``function`` as one graph, which serves all lengths: a resumed run begins with another batch."""
+    return torch.compile(function, backend=BACKEND, dynamic=True, fullgraph=True)
 
 
 def _forward(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,6 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from kit.model.layers.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.layers.chunks import chunk_size
-from kit.model.layers.compile import compiled as graph_of
 from kit.model.layers.embedding_noise import changed_embeddings
 from kit.model.layers.packs import family_of, has_alibi, install_packs, masks_of_packs
 from kit.model.layers.sequence_group import SequenceGroup
@@ -58,7 +57,7 @@ def install_loss_head(
     chunk_tokens: int | None = None,
     router_aux_loss_coef: float = 0.0,
     device_memory: int | None = None,
-    compiled: bool = False,
+    compiler: Any = None,
     gives_states: bool = False,
     sequence_group: SequenceGroup | None = None,
     always_encodes: bool = True,
@@ -84,7 +83,7 @@ def install_loss_head(
         chunk_tokens: positions per chunk of logits; None: see ``chunk_size``.
         router_aux_loss_coef: the coefficient; 0: no auxiliary loss.
         device_memory: bytes of the GPU; None: not a GPU.
-        compiled: compile what is computed from the logits, so that they are read few times.
+        compiler: a ``Compiler`` for what is computed from the logits, so that they are read few times; or None.
         gives_states: a call with targets returns the hidden states that predict them, [S, h], and no losses.
             ``model.transform_logits`` is what the model does to the head's output. So does a model of embeddings; one
             of scores returns these, float32 [S, labels].
@@ -103,7 +102,7 @@ def install_loss_head(
     elif chunk_tokens is None:
         vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
         chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
-    head_losses: Any = _HeadLosses(head, transform, chunk_tokens, compiled) if kind == "lm" else None
+    head_losses: Any = _HeadLosses(head, transform, chunk_tokens, compiler) if kind == "lm" else None
     model_losses = _ModelLosses(model, router_aux_loss_coef, sequence_group, always_encodes)
     model.uses_own_logits = kind == "lm" and (transform is None or _decoder(model) is None)
     model.transform_logits = transform
@@ -189,11 +188,11 @@ class _Wanted(NamedTuple):
 class _HeadLosses:
     """The losses that an output head computes from hidden states."""
 
-    def __init__(self, head: Any, transform: Any, chunk_tokens: int, compiled: bool) -> None:
+    def __init__(self, head: Any, transform: Any, chunk_tokens: int, compiler: Any) -> None:
         """``transform``: what the model's forward applies to the head's output."""
-        self._is_compiled = compiled
-        self._cross_entropy: Any = graph_of(_cross_entropy) if compiled else _cross_entropy
-        self._softmax_loss: Any = graph_of(_softmax_loss) if compiled else _softmax_loss
+        self._is_compiled = compiler is not None
+        self._cross_entropy: Any = compiler.compile(_cross_entropy) if compiler else _cross_entropy
+        self._softmax_loss: Any = compiler.compile(_softmax_loss) if compiler else _softmax_loss
         self._head = head
         self._plain_forward = head.forward
         self._transform = transform

@@ -31,7 +31,7 @@ from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
 from kit.scoring import own_metric
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
-from kit.strategy.compiler import compile_problems, resolve_compile
+from kit.strategy.compiler import compile_problems
 from kit.strategy.launch.launch_problems import launch_problems, started_machines
 from kit.strategy.launch.torchrun import DEFAULT_PORT, INHERITED, Machines, torchrun_command
 from kit.strategy.precision import check_precision, supported_precision
@@ -40,6 +40,7 @@ from kit.strategy.processes.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.system import interrupt
+from kit.system.cache import cache_folder
 from kit.system.console import begin_work, say
 from kit.system.errors import Problem, Problems, counted, raise_if
 from kit.system.interrupt import OWN_TORCHRUN
@@ -135,6 +136,8 @@ def _prepare_process() -> None:
     # have gaps into which no later tensor fits.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    # Of compiled layers. Torch's own choice, in /tmp, is lost at a restart of the machine.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / f"inductor-{os.getuid()}"))
 
 
 def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, AccelerateConfig, str]:
@@ -204,10 +207,9 @@ def _plan(
     if notes:
         problems += check_precision(recipe.optim, topology.strategy, topology.mixed_precision)
     if trains:
-        compiles, lines = resolve_compile(recipe, config.compiles, topology)
-        notes += lines
-        problems += compile_problems(topology) if compiles else []
-        recipe = recipe.model_copy(update={"torch_compile": compiles})
+        if config.compiles and "torch_compile" not in recipe.model_fields_set:
+            recipe = recipe.model_copy(update={"torch_compile": True})
+        problems += compile_problems(topology) if recipe.torch_compile is True else []
         if recipe.activation_offload and device_type != "cuda":
             notes.append(f"activation_offload: no effect on {device_type}")
             recipe = recipe.model_copy(update={"activation_offload": False})

@@ -81,8 +81,7 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
         for way in strategies(base.with_method(method)):
             if only in (None, way.config):
                 offloaded = replace(way, activation_offload=True)
-                # Tiles are not compiled, and only whole layers are computed again.
-                tiled = replace(offloaded, tiled_mlp=True, fuses=False)
+                tiled = replace(offloaded, tiled_mlp=True)
                 best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
                 if not base.shape.experts:
                     best = best or tuned(tiled, gpu, global_batch_size)

@@ -39,6 +39,7 @@ def configurations(found: list[Option]) -> list[str]:
                 "free GiB": f"{option.spare / GIB:,.1f}",
                 "micro-batch": own.rows,
                 "checkpointing": "+".join(_saving(own)),
+                "compiled": "yes" if own.fuses else "no",
                 "tokens/s per GPU": _range(option.step.tokens_per_second) if option.step else "-",
                 "host GiB": f"{sum(option.memory.host.values()) / GIB:,.1f}",
             }
@@ -94,8 +95,6 @@ def command(option: Option, request: PlanRequest) -> str:
         "activation_offload": own.activation_offload,
         "tiled_mlp": own.tiled_mlp,
     }
-    if own.tiled_mlp:
-        chosen["torch_compile"] = False
     taken = request.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
     base = {key: info.get_default(call_default_factory=True) for key, info in Recipe.model_fields.items()}
     if request.recipe_name:

@@ -1,7 +1,7 @@
 """Compile the layers before the first step, by a forward and a backward pass whose gradients are dropped.
 
 Promises: the graphs of training come from settings alone, whichever batch comes first, so that a run that resumes has
-the same ones. If the compiler fails, it does so here, with one line.
+the same ones. If the compiler fails, it does so here, with one line. All ranks leave the same layers uncompiled.
 """
 
 import time
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from kit.data.feed.batches import MicroBatch
-from kit.model.layers.compile import CompiledLayers
+from kit.model.layers.compile import Compiler
 from kit.strategy.gradients import accumulating, drop_gradients
-from kit.system.console import say
-from kit.system.errors import UserError, first_line
+from kit.system.console import begin_work, say
 
 if TYPE_CHECKING:
     from kit.config.settings.data import DataSettings
@@ -26,28 +25,26 @@ if TYPE_CHECKING:
 _NUM_TOKENS = 4608
 
 
-def compile_first(prepared: "Prepared", layers: CompiledLayers, settings: "DataSettings", num_rows: int) -> None:
+def compile_first(prepared: "Prepared", compiler: Compiler, settings: "DataSettings", num_rows: int) -> None:
     """Compile forward and backward pass of the layers for micro-batches of ``num_rows``. Called by all ranks.
 
     Raises:
         UserError: the compiler failed.
     """
-    import torch._inductor.exc
+    from accelerate.utils import gather_object
 
-    say(f"compiling {layers.num_layers} x {'/'.join(layers.names)}")
-    layers.is_on = True
+    say(f"compiling {compiler.what}: takes minutes the first time, then a part of that, with torch's cache")
+    begin_work(f"compiling {compiler.what}")
+    compiler.is_on = True
     began = time.perf_counter()
     accelerator, model = prepared.accelerator, prepared.model
     inputs = _example(settings.max_length, num_rows, settings.packing).to(accelerator.device).model_inputs()
-    try:
-        with accumulating(accelerator, model, is_last=False):
-            accelerator.backward(model(**inputs).sum())
-    except torch._inductor.exc.InductorError as error:  # of the backward pass; that of the forward pass is a UserError
-        found = f"the compiler failed ({first_line(error)})"
-        raise UserError("torch_compile", found, fix="--torch_compile false") from error
-    finally:
-        drop_gradients(model)
-    say(f"compiled in {time.perf_counter() - began:.1f} s, with the pass that needed it; graphs: {layers.num_graphs}")
+    with accumulating(accelerator, model, is_last=False):
+        accelerator.backward(model(**inputs).sum())
+    drop_gradients(model)
+    for name, why in gather_object(list(compiler.left_out.items())):
+        compiler.leave_out(name, why)
+    say(f"compiled in {time.perf_counter() - began:.1f} s, with the pass that needed it")
 
 
 def _example(max_length: int, num_rows: int, packing: bool) -> MicroBatch:

@@ -30,4 +30,4 @@ def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_c
     found = step(small, H100)
     assert found.seconds[0] == pytest.approx(found.launches * 5e-6)
     assert step(replace(small, rows=8), H100).tokens_per_second[1] > 7 * found.tokens_per_second[1]
-    assert step(replace(small, fuses=True), H100).launches < found.launches / 2
+    assert step(replace(small, torch_compile=True), H100).launches < found.launches / 2
