@@ -122,8 +122,8 @@ class Compiler:
         try:
             return graph(*args, **kwargs)
         # What these say is known before anything of the call has run.
-        except exc.FailOnRecompileLimitHit:
-            self.leave_out(name, f"it needs more than {MAX_GRAPHS} graphs")
+        except exc.FailOnRecompileLimitHit:  # graphs that exist still run: checkpointing may recompute their layers
+            self.leave_out(f"{name} with more than {MAX_GRAPHS} graphs", "each further one takes minutes")
         except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError) as error:
             self.leave_out(name, f"of a graph break: {first_line(error)}")
         except exc.TorchDynamoException as error:
