@@ -15,7 +15,7 @@ from kit.config.recipe import Recipe
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
 from kit.memory.host import host_memory
-from kit.memory.operations import model_operations_per_token
+from kit.memory.operations import operations_per_token, without_recomputation
 from kit.memory.shape import Shape
 from kit.memory.sizes import format_bytes, num_checkpoints
 from kit.memory.workload import Workload, uncovered
@@ -168,7 +168,7 @@ def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]
         "tensors": memory.tensors,
         "peak": memory.peak,
         "components": memory.components,
-        "operations_per_token": model_operations_per_token(workload),
+        "operations_per_token": operations_per_token(without_recomputation(workload)),
     }
 
 

@@ -24,12 +24,12 @@ from kit.memory.workload import Workload
 from kit.model.layers.checkpointing import is_wide
 
 
-def model_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
-    """The same as ``operations_per_token``, without recomputation to save memory.
+def without_recomputation(workload: Workload) -> Workload:
+    """The same work without recomputation to save memory.
 
-    These are for comparing configurations: recomputation makes no step faster.
+    Its operations are for comparing configurations: recomputation makes no step faster.
     """
-    return operations_per_token(replace(workload, gradient_checkpointing=False, loss="whole"), supervised, seen)
+    return replace(workload, gradient_checkpointing=False, loss="whole")
 
 
 def operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kit.memory.operations import model_operations_per_token
+from kit.memory.operations import operations_per_token, without_recomputation
 from kit.memory.out_of_memory import peak_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Throughput:
         Args:
             workload: of a step; None: not known.
         """
-        self._ranks, self._device, self._workload = ranks, device, workload
+        self._ranks, self._device = ranks, device
+        self._workload = workload and without_recomputation(workload)
         self.num_ranks = ranks.count
         self.training_seconds = 0.0  # of all steps so far, without evaluations
         self.num_steps = 0  # so far
@@ -65,7 +66,7 @@ class Throughput:
         Returns:
             Of all ranks: ``tokens_per_second``; ``data_wait_share``, of the rank that waited longest; with several the
             highest memory. Of rank 0: ``peak_memory_bytes``, ``padding_share``; ``tflops_per_second``, 10^12 operations
-            of its samples, padding and recomputation left out (``model_operations_per_token``).
+            of its samples, padding and recomputation left out (``without_recomputation``).
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
@@ -78,7 +79,7 @@ class Throughput:
             row["padding_share"] = 1 - self._used_tokens / self._computed_tokens
         if self._workload and (used := self._used_tokens):
             supervised, seen = self._targets / used, self._squared_lengths / used
-            operations = used * model_operations_per_token(self._workload, supervised, seen)
+            operations = used * operations_per_token(self._workload, supervised, seen)
             row["tflops_per_second"] = operations / self._workload.sequence_parallel_size / passed / 1e12
         if self.num_ranks > 1:
             row["highest_peak_memory_bytes"] = int(max(memories))
@@ -92,6 +93,8 @@ class Throughput:
 
     def _of_all_ranks(self, own: list[float]) -> list[list[float]]:
         """For each of ``own``, the numbers of all ranks."""
+        if self.num_ranks == 1:
+            return [[number] for number in own]
         table = torch.zeros(self.num_ranks, len(own), dtype=torch.float64)  # [ranks, numbers]
         table[self._ranks.index] = torch.tensor(own, dtype=torch.float64)
         numbers: list[list[float]] = self._ranks.sum(table).T.tolist()

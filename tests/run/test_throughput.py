@@ -9,7 +9,7 @@ import torch
 
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.memory.operations import model_operations_per_token
+from kit.memory.operations import operations_per_token, without_recomputation
 from kit.memory.workload import Workload
 from kit.run import throughput as module
 from kit.run.throughput import Throughput, speed_text
@@ -60,5 +60,5 @@ def test_operations_are_those_of_the_real_lengths_and_targets_without_padding_an
     clock.now += 2.0
     batch = GlobalBatch([SimpleNamespace(input_ids=torch.zeros(2, 32), **real)], counts, counts, counts, 0.5, [])
     throughput.add(batch)
-    expected = model_operations_per_token(workload, supervised=0.5, seen=500 / 30)
+    expected = operations_per_token(without_recomputation(workload), supervised=0.5, seen=500 / 30)
     assert throughput.take()["tflops_per_second"] == pytest.approx(30 * expected / 2.0 / 1e12)
