@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kit.strategy.topology import strategy_name
-from kit.strategy.weights import own_part
+from kit.strategy.weights import own_parts
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def clip_grad_norm(
     if not gradients:
         return torch.zeros(())
     with torch.no_grad():
-        parts = [own_part(gradient) for gradient in gradients]
+        parts = own_parts(gradients)
         norms = torch.stack(torch._foreach_norm(parts, dtype=torch.float32))  # of each gradient
         for dim, placement in enumerate(getattr(gradients[0], "placements", ())):  # all have the same
             if placement.is_shard():
@@ -71,7 +71,7 @@ def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: 
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(is_last)
     reduces = is_last or accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
-    in_bf16 = trains_in_bf16(model)
+    in_bf16 = getattr(model, "gradients_as_computed", False)  # to look for it anew takes a walk over the modules
     averages = in_bf16 and keeps_gradients(model)  # DDP's buckets have the dtype of the weights
     with nullcontext() if reduces and not averages else accelerator.no_sync(model):
         yield
@@ -88,14 +88,17 @@ def trains_in_bf16(model: "torch.nn.Module") -> bool:
     return next((p.dtype == torch.bfloat16 for p in model.parameters() if p.requires_grad), False)
 
 
-def take_gradients_as_computed(model: "torch.nn.Module") -> None:
+def take_gradients_as_computed(model: Any) -> None:
     """Let the gradient of a trained bf16 weight have the dtype in which the backward pass computes it.
+
+    ``model.gradients_as_computed`` says to ``accumulating`` that there are such weights.
 
     Some are computed in float32, for example those of gpt-oss's experts. torch rounds them to the dtype of the weight
     unless ``grad_dtype`` is None. If that were set with the first gradient in float32, the first micro-batch of a run
     would be rounded and later ones not: a resumed run would differ from an uninterrupted one.
     """
-    if trains_in_bf16(model):
+    model.gradients_as_computed = trains_in_bf16(model)
+    if model.gradients_as_computed:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = None

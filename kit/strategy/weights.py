@@ -230,6 +230,11 @@ def own_part(tensor: Any) -> "torch.Tensor":
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
+def own_parts(tensors: list[Any]) -> list[Any]:
+    """Return ``own_part`` of each tensor; either all of them are sharded or none is, which is found at the first."""
+    return list(map(own_part, tensors)) if tensors and is_sharded(tensors[0]) else tensors
+
+
 def own_start(tensor: Any) -> int:
     """Return the position in a whole tensor, flattened, of the first element of ``own_part``.
 

@@ -98,6 +98,14 @@ def test_micro_batches_of_weights_in_bf16_are_added_up_in_float32(accelerator, m
     assert gradient.dtype == torch.bfloat16 and gradient.tolist() == [3.0, 3.0]  # of one there is nothing to add up
 
 
+def test_a_micro_batch_of_float32_weights_takes_no_walk_over_the_model(accelerator, model, monkeypatch):
+    """Over one with a frozen vision tower the host would walk for longer than a GPU needs for a layer."""
+    take_gradients_as_computed(model)
+    monkeypatch.setattr(model, "parameters", None)
+    with accumulating(accelerator, model, is_last=True):
+        pass
+
+
 def test_so_are_those_of_shards_in_bf16(alone_in_a_group, model):
     fully_shard(in_bf16(model), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
     accelerator = SimpleNamespace(gradient_state=SimpleNamespace(plugin_kwargs={"sync_each_batch": True}))

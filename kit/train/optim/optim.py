@@ -12,7 +12,7 @@ import torch
 
 from kit.config.optimisers import OPTIMISERS
 from kit.model.adapters.freeze import parts_of
-from kit.strategy.weights import own_part
+from kit.strategy.weights import own_parts
 from kit.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class AdamW(torch.optim.AdamW):
         """Fill the lists of weights, gradients, moments and steps; called by torch for each update."""
         has_complex = super()._init_group(group, *lists)
         for tensors in lists:
-            tensors[:] = map(own_part, tensors)
+            tensors[:] = own_parts(tensors)
         return has_complex
 
 
