@@ -127,13 +127,13 @@ def _forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Ten
 
     The first of the layers that read one input computes the outputs of all. The others find theirs at the input.
     """
+    ready: dict[Any, torch.Tensor] = getattr(x, _READY, {})
+    if self in ready:
+        return ready.pop(self)
     # The products in place are not reached by autocast. So all is cast here, which casts gradients back to float32.
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
     if args or kwargs or not _applies(self, x.dtype == dtype):
         return type(self).forward(self, x, *args, **kwargs)
-    ready: dict[Any, torch.Tensor] = getattr(x, _READY, {})
-    if self in ready:
-        return ready.pop(self)
     others = [each for each in getattr(self, "read_too", ()) if _applies(each, x.dtype == dtype)]
     others = [each for each in others if _scale(each) == _scale(self)]
     y, *outputs = _outputs([self, *others], x, dtype)
