@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from gpu_bench import Bench, Figure, Skipped  # noqa: E402
 from gpu_checks import CHECKS  # noqa: E402
-from gpu_speed import LEDGER, LOSSY, beside_trl, cases, ledger, measure, verdict  # noqa: E402
+from gpu_speed import DEFAULT, LEDGER, LOSSY, beside_trl, cases, ledger, measure, verdict  # noqa: E402
 
 from kit.tools.plan.hardware import this_machine  # noqa: E402
 
@@ -46,9 +46,11 @@ TRL = [(size, method, levers) for size, method in (("1b", "full"), ("8b", "lora"
 
 def parts() -> dict[str, Callable[[Bench], Any]]:
     """All parts by name, in the order in which they run. Each returns what its JSON holds as ``result``."""
-    found: dict[str, Callable[[Bench], Any]] = {name: partial(_check, check) for name, check in CHECKS.items()}
-    found["ledger"] = ledger
-    found |= {case.name: partial(measure, case=case) for case in cases()}
+    runs: dict[str, Callable[[Bench], Any]] = {case.name: partial(measure, case=case) for case in cases()}
+    # The defaults first: if there is no time for more, these are what counts.
+    found = {name: run for name, run in runs.items() if name.endswith(DEFAULT)}
+    found |= {name: partial(_check, check) for name, check in CHECKS.items()}
+    found |= {"ledger": ledger} | runs
     for size, method, levers in TRL:
         name = f"trl-{size}-{method}{'-levers' if levers else ''}"
         found[name] = partial(beside_trl, size=size, method=method, levers=levers)

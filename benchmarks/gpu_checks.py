@@ -250,13 +250,20 @@ def qlora_fsdp2(bench: Bench) -> list[Figure]:
     return _beside_one_process(bench, "qlora", (("fsdp", 2),), at_most=1e-4)
 
 
-def _beside_one_process(bench: Bench, method: str, topologies: Any, at_most: float) -> list[Figure]:
+def packs_compiled(bench: Bench) -> list[Figure]:
+    """Compiled layers with packs under DDP and FSDP2 on two GPUs against one, in float32, ``lora``."""
+    bench.needs_gpus(2)
+    flags = {"packing": "true", "torch_compile": "true"}
+    return _beside_one_process(bench, "lora", (("ddp", 2), ("fsdp", 2)), at_most=1e-5, **flags)
+
+
+def _beside_one_process(bench: Bench, method: str, topologies: Any, at_most: float, **more: Any) -> list[Figure]:
     """The largest relative difference of a loss between each topology and one process; TF32 would hide the sums."""
     steps = 2 if bench.rehearse else 20
     rows = {}
     for config, num_processes in (("single", 1), *topologies):
-        flags = TINY_FLAGS | {"method": method, "global_batch_size": 8, "per_device_train_batch_size": 4}
-        output = bench.folder / f"{method}-{config}"
+        flags = TINY_FLAGS | {"method": method, "global_batch_size": 8, "per_device_train_batch_size": 4} | more
+        output = bench.folder / "-".join([method, config, *more])
         rows[config] = train(output, steps, str(_float32(bench, config)), num_processes, tf32="false", **flags)
     return [
         Figure(f"{config}, {count} processes: loss", worst_difference(rows[config], rows["single"]), at_most=at_most)
@@ -372,6 +379,7 @@ CHECKS = {
     "answers": answers,
     "collectives": collectives,
     "qlora_fsdp2": qlora_fsdp2,
+    "packs_compiled": packs_compiled,
 }
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from kit.tools.plan.speed import step
 
 SIZES, METHODS, KINDS = ("1b", "3b", "8b"), ("full", "lora", "qlora"), ("padded", "packed")
 WARM_UP_STEPS = 5
+DEFAULT = "default"  # none of the flags below: what a user gets who types none
 # Each changes the time or the memory of a step and not what is learned, beyond rounding.
 LEVERS: dict[str, dict[str, Any]] = {
     "plain": {"gradient_checkpointing": "false"},
@@ -41,7 +42,7 @@ LOSSY: dict[str, dict[str, Any]] = {
     "fp8": {"gradient_checkpointing": "false", "torch_compile": "true", "fp8": "true"},
     "bf16-weights": {"gradient_checkpointing": "true", "optim": "adamw_bf16"},
 }
-FLAGS = LEVERS | OTHER_LEVERS | LOSSY
+FLAGS = {DEFAULT: {}} | LEVERS | OTHER_LEVERS | LOSSY
 LARGEST_DIFFERENCE = 0.01  # of a loss, from that of the plain run
 
 
@@ -61,8 +62,11 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All runs: each lever alone for adapters on the large model, and without and with all of them elsewhere."""
-    found = [Case("8b", "lora", kind, lever) for kind in ("packed", "padded") for lever in LEVERS]
+    """All runs: the defaults; each lever alone for adapters on the large model, and none and all of them elsewhere."""
+    found = [
+        Case(size, method, "packed", DEFAULT) for size, method in (("8b", "lora"), ("8b", "qlora"), ("1b", "full"))
+    ]
+    found += [Case("8b", "lora", kind, lever) for kind in ("packed", "padded") for lever in LEVERS]
     found += [Case("8b", "lora", "packed", lever) for lever in ("offload", "fp8")]
     found += [Case("3b", "full", "packed", lever) for lever in ("fp8", "bf16-weights")]
     found += [
