@@ -91,7 +91,7 @@ def generate_answers(
     options: dict[str, Any] = {"use_cache": True, "pad_token_id": pad_token_id, "return_dict_in_generate": True}
     # Under FSDP all ranks must make the same calls. A vision-language model remembers the positions of the rows.
     is_text = (config := generate.func.__self__.config).get_text_config() is config
-    can_continue = is_text and "synced_gpus" not in generate.keywords and _can_choose_rows(generate, options)
+    can_continue = is_text and "synced_gpus" not in generate.keywords and _can_choose_rows(generate, device, options)
     prompts = [tuple(request.ids) for request in requests]
     if can_continue and length > 1 and len({*prompts}) < len(prompts):
         options[CACHE] = _cache_of_prompts(generate, prompts, input_ids, mask, options)
@@ -125,11 +125,11 @@ def generate_answers(
     return completions
 
 
-def _can_choose_rows(generate: Any, options: dict[str, Any]) -> bool:
+def _can_choose_rows(generate: Any, device: torch.device, options: dict[str, Any]) -> bool:
     """Whether rows of the model's cache can be chosen, which one token shows. The model remembers it."""
     model = generate.func.__self__
     if not hasattr(model, "can_choose_rows"):
-        one = torch.ones((1, 1), dtype=torch.long, device=model.device)
+        one = torch.ones((1, 1), dtype=torch.long, device=device)
         cache = generate(input_ids=one, attention_mask=one, max_new_tokens=1, do_sample=False, **options)[CACHE]
         kinds = {*map(type, getattr(cache, "layers", ()))}
         model.can_choose_rows = (
