@@ -99,6 +99,7 @@ def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, vic
     print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
 
 
+@pytest.mark.long
 def test_restarted_ranks_delete_nothing_and_name_the_command(launch):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
     run = launch(launcher, config="ddp", max_steps=5000, save_steps=5, overwrite_output_dir="true")
