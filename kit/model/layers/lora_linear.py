@@ -51,9 +51,9 @@ class _LoraLinears(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scale: float, bases: list[Any], *factors: torch.Tensor) -> Any:
-        """``factors``: the weights of the n bases, then each A, then each B."""
+        """``factors``: the weights of the n bases, then all A in one [sum of r, k], then each B."""
         n = len(bases)
-        weights, a, b = factors[:n], torch.cat(factors[n : 2 * n]), factors[2 * n :]
+        weights, a, b = factors[:n], factors[n], factors[n + 1 :]
         low = x.reshape(-1, x.shape[-1]) @ a.t()  # [N, sum of r]
         outputs = []
         for base, matrix, part in zip(bases, b, low.split([each.shape[1] for each in b], dim=1), strict=True):
@@ -94,7 +94,7 @@ class _LoraLinears(torch.autograd.Function):
             torch.addmm(matrix, dy.t(), part, beta=0, alpha=ctx.scale)
             for matrix, dy, part in zip(b, dys, lows, strict=True)
         ]
-        return dx, None, None, *[None] * n, *da.split(ranks), *db
+        return dx, None, None, *[None] * n, da, *db
 
 
 def install_lora_linear(model: torch.nn.Module) -> None:
@@ -146,10 +146,16 @@ def _outputs(layers: list[Any], x: torch.Tensor, dtype: torch.dtype) -> tuple[to
     """y [..., o] in ``dtype`` of each of the layers, which have one scale, from x [..., k]."""
     bases = [layer.base_layer for layer in layers]
     a, b = (
-        [getattr(layer, name)[layer.active_adapters[0]].weight.to(dtype) for layer in layers]
-        for name in ("lora_A", "lora_B")
+        [getattr(layer, name)[layer.active_adapters[0]].weight for layer in layers] for name in ("lora_A", "lora_B")
     )
-    return _LoraLinears.apply(x.to(dtype), _scale(layers[0]), bases, *(base.weight for base in bases), *a, *b)
+    if a[0].dtype == dtype:
+        stacked = torch.cat(a)
+    else:  # one cast of all, and one of all their gradients: each alone is so small that a GPU waits for the host
+        values = torch.cat([each.flatten() for each in (*a, *b)]).to(dtype)
+        rows, *parts = values.split([sum(each.numel() for each in a), *(each.numel() for each in b)])
+        stacked = rows.view(-1, x.shape[-1])
+        b = [part.view_as(each) for part, each in zip(parts, b, strict=True)]
+    return _LoraLinears.apply(x.to(dtype), _scale(layers[0]), bases, *(base.weight for base in bases), stacked, *b)
 
 
 def _scale(layer: Any) -> float:

@@ -5,6 +5,7 @@ from copy import deepcopy
 import bitsandbytes as bnb
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.model.layers import checkpointing
 from kit.model.layers.lora_linear import install_lora_linear
@@ -130,3 +131,25 @@ def test_compiled_adapters_add_their_products_in_place():
     # Of y and of dx there is one product each into a new tensor; with `beta=0` nothing is copied.
     assert sum("add_product_" in line and "torch.ops" in line for line in lines) == 2
     assert all("beta=0" in line for line in lines if "extern_kernels.addmm" in line)
+
+
+def test_adapters_of_layers_that_read_one_input_are_cast_together_and_their_gradients_too():
+    class Casts(TorchDispatchMode):
+        num = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            self.num += function is torch.ops.aten._to_copy.default
+            return out
+
+    model = get_peft_model(Attention().bfloat16(), LoraConfig(r=RANK, target_modules=["q_proj", "k_proj", "v_proj"]))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter, dtype=torch.float32)
+    install_lora_linear(model)
+    x = torch.randn(2, 5, INPUTS, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+        y = model(x)
+        y.sum().backward()
+    assert casts.num == 2
+    assert all(p.grad.dtype == torch.float32 and p.grad.any() for p in model.parameters() if p.requires_grad)
