@@ -78,7 +78,7 @@ def count(method: str, lists: bool) -> str:
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from kit.model.layers.compile import CompiledLayers
+    from kit.model.layers.compile import Compiler
 
     cells = [method]
 
@@ -104,7 +104,8 @@ def count(method: str, lists: bool) -> str:
     model = one_layer(method)
     with FakeTensorMode(allow_non_fake_inputs=True):
         move(model)
-        layers = CompiledLayers(model, ["LlamaDecoderLayer"])
+        layers = Compiler()
+        layers.compile_layers(model, ["LlamaDecoderLayer"])
         layers.is_on = True
         layer = next(module for module in model.modules() if type(module).__name__ == "LlamaDecoderLayer")
         empty = torch.empty(1, TOKENS, 4096, dtype=torch.bfloat16, device="cuda")
