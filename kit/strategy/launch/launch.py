@@ -40,7 +40,6 @@ from kit.strategy.processes.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.system import interrupt
-from kit.system.cache import cache_folder
 from kit.system.console import begin_work, say
 from kit.system.errors import Problem, Problems, counted, raise_if
 from kit.system.interrupt import OWN_TORCHRUN
@@ -136,6 +135,8 @@ def _prepare_process() -> None:
     # have gaps into which no later tensor fits.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    from kit.system.cache import cache_folder  # imports numpy, which a mistyped flag does not need
+
     # Of compiled layers. Torch's own choice, in /tmp, is lost at a restart of the machine.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / f"inductor-{os.getuid()}"))
 
