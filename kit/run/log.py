@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.checkpoint.manifest import name_of
 from kit.config.commands import command_of
+from kit.config.conflicts import find_conflicts
 from kit.data.feed.feed import by_file
 from kit.run.evaluation import Answer, Evaluation
 from kit.run.generation_warnings import missing_prompts, truncated_answers
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from kit.train.step import StepResult
 
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
+# Packing is advised once, and never chosen: it changes the global batch.
+_MUCH_PADDING = 0.2
+_STEPS_BEFORE_ADVICE = 10
 # Metrics in each line about a step or an evaluation, before those of the objective.
 _SHOWN = (TaskMetric("loss", "loss", ".4f"), TaskMetric("perplexity", "perplexity"))
 
@@ -69,6 +73,8 @@ class Log:
         self.throughput = Throughput(data_ranks(accelerator), accelerator.device, workload)
         state.start_clock()
         self.last_line = -QUIET_SECONDS
+        packed = recipe.model_copy(update={"packing": True})
+        self._advises_packing = not recipe.packing and not any(find_conflicts(packed, {}, set()))
         metric = recipe.metric_for_best_model
         if self._follows_evaluations and state.follows_another(metric):
             say(f"{metric} was not tracked before step {state.step}: the best value counts from here on")
@@ -124,6 +130,11 @@ class Log:
         if result.overflowed:
             now = f"loss_scale is now {self.state.loss_scale:,.0f}"
             say(f"step {step}: gradients overflow in fp16: skipped, weights unchanged; {now}")
+        padding = speed.get("padding_share", 0.0)
+        if self._advises_packing and step >= _STEPS_BEFORE_ADVICE and padding > _MUCH_PADDING:
+            self._advises_packing = False
+            about = f"{padding:.0%} of the computed tokens are padding, which --packing true leaves out"
+            say(f"note: {about}; global_batch_size then counts packs, so another run is needed")
         row: dict[str, Any] = {"step": step, **metrics, **speed}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
         if result.objective != SUPERVISED_LOSS:

@@ -114,6 +114,16 @@ def test_a_line_cut_off_by_a_kill_is_dropped(start, rows, tmp_path):
         assert steps(rows) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("settings", "times"), [({}, 1), ({"packing": True}, 0), ({"objective": "embed"}, 0)])
+def test_a_run_that_pads_much_says_once_what_packing_leaves_out(start, capsys, settings, times):
+    log = start(total=40, **settings)
+    padded = SimpleNamespace(input_ids=torch.zeros(2, 50), num_tokens=70, targets=[0] * 20, squared_lengths=2450)
+    for step in range(1, 31):
+        step_with(log, step, 1.0, of=replace(batch(70), micro_batches=[padded]))
+    said = capsys.readouterr().out
+    assert said.count("note: 30% of the computed tokens are padding, which --packing true leaves out") == times
+
+
 def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     other = start(is_main=False)
