@@ -21,7 +21,7 @@ from functools import partial
 from kit.config.command_line import read_command_line
 from kit.failures import exits
 from kit.preflight.inputs import check_inputs
-from kit.preflight.unused import leave_out_packages
+from kit.preflight.packages import leave_out_packages
 from kit.strategy.launch import launch
 from kit.system.console import say
 

@@ -24,7 +24,7 @@ LIGHT = """
 system.visible system.interrupt system.errors system.credentials system.console system.lock schema.fields tasks.spec
 tasks.grpo.spec config.paths config.dataset_entry config.recipe config.recipe_file config.validation
 config.conflicts config.hints config.other_kits config.command_line strategy.topology strategy.accelerate_config
-strategy.processes.launcher strategy.launch.launch failures.exits system.phases preflight.inputs preflight.unused
+strategy.processes.launcher strategy.launch.launch failures.exits system.phases preflight.inputs preflight.packages
 train.schedule tools.doctor.result cli.doctor cli.main
 """.split()
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kit.config.command_line import read_recipe
 from kit.preflight.inputs import check_inputs
-from kit.preflight.unused import leave_out_packages
+from kit.preflight.packages import leave_out_packages
 from kit.system import interrupt
 from kit.system.console import Parser, announce_wait, show
 from kit.system.errors import UserError

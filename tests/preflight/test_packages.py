@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers import ROOT, matrix
 
-from kit.preflight.unused import leave_out_packages
+from kit.preflight.packages import leave_out_packages
 
 PACKAGES = ["bitsandbytes", "scipy", "torchao"]
 
