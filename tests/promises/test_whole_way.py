@@ -624,7 +624,7 @@ class Way:
             for key in measures(theirs):
                 # Rewards, divergences and losses of grpo are differences of what is a hundred times as large.
                 is_sum = key == "loss" and self.row["objective"] != "grpo"
-                near = pytest.approx(theirs[key], rel=5 * self.bound, abs=0 if is_sum else 5 * self.bound)
+                near = pytest.approx(theirs[key], rel=5 * self.bound, abs=0 if is_sum else 20 * self.bound)
                 assert ours[key] == near, f"topology: {key} of step {theirs['step']}"
 
     def check_packs(self, run) -> None:

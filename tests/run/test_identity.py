@@ -35,7 +35,7 @@ def test_only_changes_of_rounding_are_reported(recipe):
     )
     assert found == [
         "experts_implementation: auto -> eager",
-        "torch_compile: False -> True",
+        "torch_compile: auto -> True",
         "mixed_precision: bf16 -> no",
         "torch: 2.13 -> 9",
     ]

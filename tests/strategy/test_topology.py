@@ -19,7 +19,7 @@ def test_one_line_describes_the_strategy():
     cases = [
         (
             {"type": "fsdp2", "num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
-            {},
+            {"gradient_checkpointing": False},
             "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 replicas, 1,234,567 trainable parameters "
             "(lora), global batch 32 = 4 (ranks) x 1 (micro-batch) x 8 (accumulation)",
         ),

@@ -37,7 +37,7 @@ def test_a_tiled_row_gives_the_loss_and_gradients_of_the_whole_row(monkeypatch, 
     whole, expected, most = trained(recipe(method=method, tiled_mlp=False), plan)
     losses, gradients, most_in_tiles = trained(recipe(method=method), plan)
     assert (most, most_in_tiles) == (200, 32)
-    assert torch.equal(losses, whole)
+    torch.testing.assert_close(losses, whole, rtol=1e-6, atol=0)  # a product of fewer rows may sum in another order
     for found, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
