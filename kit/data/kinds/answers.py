@@ -64,9 +64,9 @@ def question(values: Mapping[str, Any]) -> list[Message]:
 
 
 def _from_media(column: str, values: Mapping[str, Any]) -> Sample:
-    """Answers to pictures or sounds alone, such as captions and transcripts."""
+    """Answers to images or audio alone, such as captions and transcripts."""
     if not values[column]:
-        expected = "an image" if column == "images" else "a sound"
+        expected = "an image" if column == "images" else "audio"
         raise UserError(column, "none", f"{expected}, which output describes")
     answer = {"role": "assistant", "content": check_text("output", values["output"])}
     return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}

@@ -7,8 +7,7 @@ proves on the model that is trained that its losses and gradients are those of i
 Promises:
 
 - The text of an image or a sound is known before it is decoded: it depends on the size, and in some families on the
-  others of its row and on what stands beside it. When its features are made, their text must be the same: so there are
-  as many placeholders as features.
+  others of its row and on what stands beside it. A file that changed since is refused when its features are made.
 - A sound whose end the processor would cut off is refused.
 - Every rank runs the encoders in every micro-batch: one for which it has nothing, on something that nothing looks at.
 """
