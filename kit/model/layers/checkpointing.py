@@ -11,6 +11,7 @@ that memory can be planned without it (``kit.memory.activations``).
 from collections import defaultdict, deque
 from typing import Any, Literal
 
+from kit.system.console import say
 from kit.system.errors import UserError
 
 Checkpointing = bool | Literal["selective"]
@@ -36,7 +37,10 @@ def enable_checkpointing(model: Any, how: Checkpointing | Literal["auto"]) -> No
 
     With ``auto`` nobody chose, as no training was planned: then they do not.
     """
-    if how in (False, "auto") or not model.supports_gradient_checkpointing:
+    if how in (False, "auto"):
+        return
+    if not model.supports_gradient_checkpointing:
+        say(f"warning: gradient_checkpointing: {type(model).__name__} has none in transformers: more memory is needed")
         return
     # The other, reentrant way loses gradients of arguments that are passed by name.
     options: dict[str, Any] = {"use_reentrant": False}

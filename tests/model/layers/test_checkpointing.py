@@ -104,3 +104,12 @@ def test_another_change_in_place_is_refused():
     enable_checkpointing(layer, "selective")
     with pytest.raises(UserError, match=r"in place \(aten.mul_"):
         layer(torch.randn(3, 2 * NARROW))
+
+
+def test_a_model_without_checkpointing_says_so(capsys):
+    layer = Layer(lambda y: y)
+    layer.supports_gradient_checkpointing = False
+    enable_checkpointing(layer, False)
+    assert not capsys.readouterr().out
+    enable_checkpointing(layer, True)
+    assert "gradient_checkpointing: Layer has none" in capsys.readouterr().out
