@@ -161,8 +161,8 @@ def streams(bench: Bench) -> list[Figure]:
     sums = []
     for micro_batch in on_device(made, bench.device):
         busy = (busy @ busy).clamp(-1, 1)  # the next copy begins while this runs
-        sums.append(torch.stack([value.double().sum() for value in micro_batch.tensors().values()]))
-    expected = [torch.stack([value.double().sum() for value in each.tensors().values()]) for each in made]
+        sums.append(torch.stack([value.double().sum() for value in micro_batch.tensors()]))
+    expected = [torch.stack([value.double().sum() for value in each.tensors()]) for each in made]
     wrong = sum(int((found.cpu() != exact).sum()) for found, exact in zip(sums, expected, strict=True))
     return [Figure(f"wrong tensors of {len(made)} micro-batches", wrong, at_most=0)]
 
