@@ -34,6 +34,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import psutil  # noqa: E402
 from gpu_bench import Bench, Figure, Skipped  # noqa: E402
 from gpu_checks import CHECKS  # noqa: E402
 from gpu_speed import DEFAULT, LEDGER, LOSSY, beside_trl, cases, ledger, measure, verdict  # noqa: E402
@@ -114,8 +115,10 @@ def run(name: str, bench: Bench, log: Path) -> dict[str, Any]:
     except EOFError:
         record["why"] = f"the process died; {log} has its output"
     finally:  # also after Ctrl-C
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid or 0, signal.SIGKILL)  # and what it started
+        with contextlib.suppress(psutil.NoSuchProcess):
+            part = psutil.Process(process.pid)
+            for each in [part, *part.children(recursive=True)]:  # runs have sessions of their own
+                each.kill()
         process.join()
     return {"part": name, **record, "seconds": time.perf_counter() - began}
 
