@@ -89,7 +89,7 @@ class Drafter:
 
         def made(messages: Messages) -> list[Draft]:
             if first == len(messages):
-                return [self._prompt(messages, tools)]
+                return [self._unsupervised(messages, tools, is_prompt=True)]
             return self._drafts(messages, supervised, weights, tools)
 
         try:
@@ -100,9 +100,9 @@ class Drafter:
                     return made([with_json_arguments(message) for message in messages])
             raise
 
-    def _prompt(self, messages: Messages, tools: Tools) -> Draft:
-        """The draft of a prompt alone."""
-        text = self._template.render(messages, tools, add_generation_prompt=True)
+    def _unsupervised(self, messages: Messages, tools: Tools, is_prompt: bool) -> Draft:
+        """The draft of a prompt alone, which an answer follows, or of a whole conversation."""
+        text = self._template.render(messages, tools, add_generation_prompt=is_prompt)
         check_shown(self._template, text, messages, tools)
         return Draft(text, [], num_media=_num_media(messages))
 
@@ -118,7 +118,7 @@ class Drafter:
         answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in supervised}
         if not answers:
             # A conversation without a supervised token is still a draft: the caller counts it as dropped.
-            return [Draft(self._template.render(messages, tools), [], num_media=_num_media(messages))]
+            return [self._unsupervised(messages, tools, is_prompt=False)]
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))

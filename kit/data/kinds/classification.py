@@ -21,7 +21,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
     names, _ = label_names(values["label"])
     if "messages" in values:
         messages = read_messages("messages", values["messages"], needs_answer=False)
-        return {"prompt": messages, "completion": [], "label": names}
+        return {"messages": [each | {"weight": 0} for each in messages], "label": names}  # without generation prompt
     columns = [name for name in ("text", "query", "document") if name in values]
     return {"plain": [[check_text(name, values[name]) for name in columns]], "label": names}
 

@@ -190,7 +190,11 @@ class Encoder:
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
             piece.counts[f"num_{every[0].form}"] += 1
             piece.remarks.update(set(chain.from_iterable(encoded.remarks for encoded in every)))
-            if self.settings.train_on != "all" and _ends_without_answer(sample, self.kind.answers):
+            if (
+                self.settings.train_on != "all"
+                and not self.kind.pools
+                and _ends_without_answer(sample, self.kind.answers)
+            ):
                 piece.remarks[AFTER_ANSWERS] += 1
             for sequences in result:
                 num_tokens = max(len(encoded.input_ids) for encoded in sequences)

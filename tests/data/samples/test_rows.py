@@ -121,6 +121,13 @@ def test_texts_that_are_the_same_once_cut_are_left_out_and_a_cell_of_a_table_is_
         open_all(tokenizer, max_length=16, objective="reward")
 
 
+def test_a_conversation_that_is_classified_has_no_generation_prompt(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", chat("Hi", "Hello") | {"label": "a"}, chat("Hi", "Hello", "Bye") | {"label": "b"})
+    opened = open_all(tokenizer, objective="classify", labels="a,b", chat_template="chatml", max_length=128)
+    assert [tokenizer.decode(ids).count("<|im_start|>") for ids, _ in opened.train] == [2, 3]
+    assert not [note for note in opened.notes if "after the last answer" in note]
+
+
 ASKED = {"role": "user", "content": "Hi"}
 SAID = {"role": "assistant", "content": "Hello"}
 CALLED = [SAID | {"content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "4", "name": "weather"}]
