@@ -20,7 +20,6 @@ import torch.nn.functional as F
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
-from kit.config.settings.data import DataSettings
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.tokens import FORMS, form_of
 from kit.data.kinds.kind import RowKind
@@ -109,11 +108,11 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
     )
 
 
-def _read(run: DataSettings, kind: type[RowKind], entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
+def _read(run: Recipe, kind: type[RowKind], entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
     (dataset,) = open_datasets(entries, [], run.streaming, kind)
     strategy = "keep_end" if run.excess_length_strategy == "keep_end" else "truncate"
     changes = {"max_length": min(run.max_length, MAX_TOKENS), "excess_length_strategy": strategy}
-    encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), kind=kind())
+    encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), kind=kind.of(run))
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
     samples = Samples([encoder.as_store(dataset, piece)])
     ids, compared = [], []

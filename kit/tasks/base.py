@@ -23,11 +23,14 @@ from kit.data.samples.dataset import Dataset
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.run.run import Run
+from kit.system import phases
 from kit.train.policy import Policy
+from kit.train.precompute import add_references
 from kit.train.step_loss import StepLoss
 
 # Gives this rank's micro-batches of all rows, with a progress bar that has this name.
 Batches = Callable[[Table, str], Iterable[MicroBatch]]
+Evaluated = tuple[dict[str, float], dict[str, Any]]
 
 
 class Measured(NamedTuple):
@@ -63,10 +66,15 @@ class Objective(StepLoss):
         return cls(run.checked.data.dataset_names, run.checked.recipe)
 
     def bind(self, policy: Policy, run: Run) -> None:
-        """Take what the objective needs of the model, whose weights are those that the run starts from: here nothing.
+        """Take what the objective needs of the model, whose weights are those that the run starts from.
 
-        Called by all ranks.
+        Here, if there is a reference model, its log-probabilities, unless it is the base of an adapter. Called by all
+        ranks; raises as ``add_references``.
         """
+        checked, recipe = run.checked, run.checked.recipe
+        if recipe.precomputes_reference:
+            run.enter(phases.REFERENCE)
+            add_references(policy, recipe, checked.data, checked.total_steps, run.progress)
 
     def open_feed(self, policy: Policy, run: Run) -> BatchSource:
         """Open the global batches from the step on with which the run continues: here those of the data."""
@@ -95,11 +103,12 @@ class Objective(StepLoss):
             seen.append(self.sample_values(outputs, batch))
         metrics = self.evaluation_metrics(policy.ranks.sum(total).tolist(), whole)
         own = torch.cat(seen)
-        details = {}
+        details: dict[str, Any] = {}
         if own.shape[1]:
             at = torch.tensor([i for each in numbers for i in each], dtype=torch.long, device=own.device)
             of_samples = own.new_zeros(len(samples), own.shape[1]).index_copy(0, at, own)
-            details = self.details(policy.ranks.sum(of_samples).cpu().numpy())
+            more, details = self.of_samples(policy.ranks.sum(of_samples).cpu().numpy())
+            metrics |= more
         odd: list[int] = []
         if not math.isfinite(metrics["loss"]):
             odd = [i for batch, is_finite in zip(numbers, are_finite, strict=True) if not is_finite for i in batch]
@@ -117,16 +126,16 @@ class Objective(StepLoss):
         return self.metrics(sums, whole) | {"tokens": int(whole.num_targets.sum())}
 
     def sample_values(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-        """Return what ``details`` needs of each sample, float64 [n, k]; the arguments are those of ``terms``."""
+        """Return what ``of_samples`` needs of each sample, float64 [n, k]; the arguments are those of ``terms``."""
         return losses.new_zeros(0, 0)
 
-    def details(self, seen: np.ndarray) -> dict[str, Any]:
-        """Return what the report shows about an evaluation.
+    def of_samples(self, seen: np.ndarray) -> Evaluated:
+        """Return metrics of an evaluation that are no sums over samples, and what the report shows about it.
 
         Args:
             seen: what ``sample_values`` returns, of all samples.
         """
-        return {}
+        return {}, {}
 
 
 class MeanLoss(Objective):
@@ -135,3 +144,7 @@ class MeanLoss(Objective):
     def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the number of samples."""
         return [batch.num_samples]
+
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
+        """Return ``loss``, whose sum is the first number of ``terms``."""
+        return {"loss": sums[0] / batch.num_samples}

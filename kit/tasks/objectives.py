@@ -6,16 +6,11 @@ from pkgutil import resolve_name
 from kit.config.settings.objective import ObjectiveSettings
 from kit.run.run import Run
 from kit.tasks.base import Objective
-from kit.tasks.sft.loss import SmoothedLoss, SupervisedLoss, ZLoss
 
 
 def objective_class(settings: ObjectiveSettings) -> type[Objective]:
-    """Return the class that the setting ``objective`` names; for sft the one with its auxiliary losses."""
-    named: type[Objective] = resolve_name(settings.declared.loss)
-    if named is SupervisedLoss and settings.z_loss_coef:
-        return ZLoss
-    if named is SupervisedLoss and settings.label_smoothing_factor:
-        return SmoothedLoss
+    """Return the class that the setting ``objective`` names, or the variant of it that other settings choose."""
+    named: type[Objective] = resolve_name(settings.declared.variant(settings) or settings.declared.loss)
     return named
 
 

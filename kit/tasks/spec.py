@@ -50,6 +50,7 @@ class TaskSpec:
 
     Attributes:
         loss: the full name of its class, a ``kit.tasks.base.Objective``.
+        variant: takes the settings and returns the full name of the class that they choose instead; empty: ``loss``.
         rows: the dataset type: the module of kit/data/kinds/ that reads it.
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
         sequences_per_sample: 2 of a pair: the prompt with each of its answers. Without negatives.
@@ -82,3 +83,4 @@ class TaskSpec:
     rules: tuple[Rule, ...] = ()
     logit_bytes: Callable[[Any], int] = lambda settings: 0
     num_passes: int = 0
+    variant: Callable[[Any], str] = lambda settings: ""

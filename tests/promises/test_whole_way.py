@@ -165,7 +165,7 @@ TASKS = {
         "packing": "no yes",
         "objective": "sft dpo distil reward classify embed",
         "teacher": "none beside stored",
-        "labels": "one several",
+        "labels": "one several numbers",
         "pooling": "last mean",
         "images": "no yes",
         "sequence": "whole parallel",
@@ -186,7 +186,7 @@ NOTHING += [
     {"images": "yes", "family": "llama|gpt2|mixtral"},
     {"images": "yes", "data": "completion|mixture"},
     {"objective": f"sft|dpo|{HEADS}", "teacher": "beside|stored"},
-    {"objective": "sft|dpo|distil|reward|embed", "labels": "several"},
+    {"objective": "sft|dpo|distil|reward|embed", "labels": "several|numbers"},
     {"objective": "sft|dpo|distil|reward|classify", "pooling": "mean"},
     {"objective": "embed", "data": "messages"},
     {"objective": HEADS, "chat": "yes"},
@@ -305,7 +305,11 @@ def _rows(row: dict[str, str], count: int, folder: Path, longest: int = 0) -> li
             plain = {"chosen": f"{asked} {answer}", "rejected": f"{asked} {other}"}
             chat = {"prompt": [question], "chosen": [answered], "rejected": [wrong], "margin": 0.5}
         elif row["objective"] == "classify":
-            label = [["a"], [], ["a", "b"], ["c"]][i % 4] if row["labels"] == "several" else "abc"[i % 3]
+            label = {
+                "one": "abc"[i % 3],
+                "several": [["a"], [], ["a", "b"], ["c"]][i % 4],
+                "numbers": [i % 5 - 1.5, 0.25 * (i % 3)],
+            }[row["labels"]]
             plain = {"text": f"{asked} {answer}", "label": label}
             chat = {"messages": [question, answered], "label": label}
         elif row["objective"] == "embed":
@@ -355,9 +359,7 @@ def _plain_loss(model, samples: list[dict], row: dict[str, str], tokenizer, fold
     if row["objective"] == "reward":
         return sum(_pair_loss(model, sample, tokenizer) for sample in samples) / len(samples)
     if row["objective"] == "classify":
-        return sum(_label_loss(model, sample, row["labels"] == "several", tokenizer) for sample in samples) / len(
-            samples
-        )
+        return sum(_label_loss(model, sample, row["labels"], tokenizer) for sample in samples) / len(samples)
     total, count = 0.0, 0
     for sample in samples:
         inputs, learned = _inputs(sample, row, tokenizer, folder)
@@ -406,10 +408,13 @@ def _pair_loss(model, sample: dict, tokenizer) -> float:
     return -torch.nn.functional.logsigmoid(better - worse - sample.get("margin", 0)).item()
 
 
-def _label_loss(model, sample: dict, has_several: bool, tokenizer) -> float:
+def _label_loss(model, sample: dict, labels: str, tokenizer) -> float:
     ids = _ids(sample["text"] if "text" in sample else sample["messages"], tokenizer)
     scores = _logits(model, {"input_ids": torch.tensor([ids])})[0]
-    if not has_several:
+    if labels == "numbers":
+        assert model.config.problem_type in ("regression", None)  # None: an adapter's base does not hold it
+        return torch.nn.functional.mse_loss(scores, torch.tensor(sample["label"]).to(scores)).item()
+    if labels == "one":
         return -scores.log_softmax(0)["abc".index(sample["label"])].item()
     wanted = torch.tensor([float(name in sample["label"]) for name in "abc"]).to(scores)
     return torch.nn.functional.binary_cross_entropy_with_logits(scores, wanted).item()
@@ -540,6 +545,7 @@ class Way:
             "compile": {"yes": {"torch_compile": True}},
             "teacher": {"stored": {"teacher_top_k": 16}},
             "pooling": {"mean": {"pooling": "mean"}},
+            "labels": {"numbers": {"problem_type": "regression"}},
             "sequence": {"parallel": {"sequence_parallel_size": 2}},
             "tiles": {"yes": {"tiled_mlp": True}},
             "keep": {"best": {"keep_best": True, "eval_steps": 1}},
@@ -699,7 +705,11 @@ class Way:
             )
         if self._kind() is AutoModelForCausalLM:
             return AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
-        num_labels = {"classify": {"num_labels": 3}, "reward": {"num_labels": 1}}.get(self.row["objective"], {})
+        num_labels = {
+            "classify": {"num_labels": 2 if self.row["labels"] == "numbers" else 3},
+            "reward": {"num_labels": 1},
+        }
+        num_labels = num_labels.get(self.row["objective"], {})
         base = self._kind().from_pretrained(self.base, dtype=torch.float32, **num_labels, **options)
         return PeftModel.from_pretrained(base, folder).eval()
 

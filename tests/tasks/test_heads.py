@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
@@ -16,6 +17,7 @@ from kit.tasks.classify.loss import Classification
 from kit.tasks.embed import retrieval as of_texts
 from kit.tasks.embed.loss import Embedding
 from kit.tasks.embed.retrieval import Texts, retrieval
+from kit.tasks.objectives import build_objective
 from kit.tasks.reward.loss import RewardModelling
 
 DRAW = np.random.default_rng(0)
@@ -87,7 +89,7 @@ def test_the_loss_of_labels_is_cross_entropy_or_binary_cross_entropy(several):
     f1 = [2 * (found * hot)[:, i].sum() / max(1, found[:, i].sum() + hot[:, i].sum()) for i in range(3)]
     assert [metrics[f"f1/{name}"] for name in "abc"] == pytest.approx(f1)
     assert metrics["f1"] == pytest.approx(np.mean(f1))
-    details = objective.details(objective.sample_values(torch.tensor(scores), micro_batch(values)).numpy())
+    _, details = objective.of_samples(objective.sample_values(torch.tensor(scores), micro_batch(values)).numpy())
     if several:
         assert details == {}
         return
@@ -95,6 +97,33 @@ def test_the_loss_of_labels_is_cross_entropy_or_binary_cross_entropy(several):
     confused = Counter(pair for pair in pairs if len({*pair}) == 2)
     assert {(has, given): count for has, given, count in details["confusions"]} == confused
     assert (counts := [count for *_, count in details["confusions"]]) == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_regression_has_the_loss_of_transformers_and_the_correlations_of_pearson_and_spearman(num):
+    scores, values = (DRAW.normal(2, 3, (11, num)).astype(np.float32) for _ in range(2))
+    values[:4] = values[0]  # equal ranks
+    settings = ObjectiveSettings(objective="classify", labels=list("abc")[:num], problem_type="regression")
+    objective = build_objective(settings, ["all"])
+    metrics, gradient = of_parts(objective, scores, values, [1, 4], 11)
+    y, wanted = torch.tensor(scores, requires_grad=True), torch.tensor(values)
+    config = SimpleNamespace(num_labels=num, problem_type="regression")
+    loss = ForSequenceClassificationLoss(wanted, y, config)
+    loss.backward()
+    assert metrics == {"loss": pytest.approx(loss.item(), rel=1e-6)}
+    assert loss.item() == pytest.approx(F.mse_loss(y, wanted).item())
+    assert torch.allclose(gradient.float(), y.grad, atol=1e-6)
+    seen = objective.sample_values(torch.tensor(scores), micro_batch(values)).numpy()
+    found, details = objective.of_samples(seen)
+    ranks = [[(each < one).sum() + (each == one).sum() / 2 for one in each] for each in seen.T]
+    for name, columns in (("pearson", seen.T), ("spearman", ranks)):
+        each = [np.corrcoef(columns[i], columns[num + i])[0, 1] for i in range(num)]
+        assert found[name] == pytest.approx(np.mean(each), rel=1e-6), name
+    assert details == {}
+    for column, value in ((0, 0.1), (num, 0.1), (num, [np.nan, *seen[1:, num]])):  # numbers, then predictions
+        odd = seen.copy()
+        odd[:, column] = value
+        assert all(np.isnan(each) for each in objective.of_samples(odd)[0].values())
 
 
 # Texts of samples: an anchor, its positive, its negatives. Two have the same positive, which a third has as a negative;

@@ -1,4 +1,4 @@
-"""Classification rows: a text, a pair of texts or a conversation, with the names of its labels."""
+"""Classification rows: a text, a pair of texts or a conversation, with the names of its labels, or with numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kit.data.chat.formats import Format, Sample
 from kit.data.chat.messages import check_text, read_messages
 from kit.data.kinds.kind import Sequences
-from kit.data.kinds.texts import TextRows, as_list
+from kit.data.kinds.texts import TextRows, as_list, number
 from kit.system.errors import Problem, UserError, listed
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ MULTI_HOT = "of a multi-hot list, write the places of its ones, from 0: [1, 2] f
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
-    names, _ = label_names(values["label"])
+    label = values["label"]
     if "messages" in values:
         messages = read_messages("messages", values["messages"], needs_answer=False)
-        return {"messages": [each | {"weight": 0} for each in messages], "label": names}  # without generation prompt
+        return {"messages": [each | {"weight": 0} for each in messages], "label": label}  # without generation prompt
     columns = [name for name in ("text", "query", "document") if name in values]
-    return {"plain": [[check_text(name, values[name]) for name in columns]], "label": names}
+    return {"plain": [[check_text(name, values[name]) for name in columns]], "label": label}
 
 
 def label_names(value: Any) -> tuple[list[str], bool]:
@@ -38,27 +38,33 @@ def label_names(value: Any) -> tuple[list[str], bool]:
     return names, True
 
 
+def label_numbers(value: Any) -> list[float]:
+    """Return the number in a column, or the numbers of its list. Raises ``UserError``."""
+    value = as_list("label", value)
+    return [number("label", each) for each in (value if isinstance(value, list) else [value])]
+
+
 def _name(where: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     if isinstance(value, float):
-        raise UserError(where, repr(value), "the name or the number of a label; regression labels are not supported")
+        raise UserError(where, repr(value), "the name or the number of a label; or --problem_type regression")
     return check_text(where, value).strip()
 
 
 @dataclass(frozen=True)
 class ClassificationRows(TextRows):
-    """Values: the numbers of its labels.
+    """Values: the numbers of its labels; of regression, the numbers themselves, one for each of ``labels``.
 
     Attributes:
         labels: that rows may have; numbers stand for them if they are names. Without any, none is stored.
-        has_several: whether a row may have any number of labels, else one.
+        problem_type: see ``ClassifySettings``.
     """
 
     labels: tuple[str, ...] = ()
-    has_several: bool = False
+    problem_type: str | None = None
     formats = (
         Format(("label", "messages"), _read),
         Format(("label", "text"), _read),
@@ -69,10 +75,7 @@ class ClassificationRows(TextRows):
     @classmethod
     def of(cls, settings: "ObjectiveSettings") -> Self:
         """See ``RowKind``."""
-        return cls(
-            labels=tuple(settings.labels or ()),
-            has_several=settings.problem_type == "multi_label_classification",
-        )
+        return cls(labels=tuple(settings.labels or ()), problem_type=settings.problem_type)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -84,18 +87,30 @@ class ClassificationRows(TextRows):
 
     def check(self, sample: Sample) -> Problem | None:
         """See ``RowKind``."""
-        names = sample["label"] if self.labels else []
-        if unknown := [name for name in names if name not in self._numbers]:
-            expected = f"one of {listed(self.labels)}, or --labels with the names of all, in the order of its scores"
-            return Problem("label", f"{unknown[0]!r} is no label of this model", expected)
-        if self.labels and len(names) != 1 and not self.has_several:
-            fix = "--problem_type multi_label_classification"
-            return Problem("label", f"{len(names)} labels", "one, as other rows have", fix)
+        try:
+            self.values(sample, ())
+        except UserError as error:
+            return error.problems[0]
         return None
 
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
-        """See ``RowKind``."""
-        return [float(self._numbers[name]) for name in sample["label"]] if self.labels else []
+        """See ``RowKind``. Raises ``UserError``, which ``check`` has returned before."""
+        if self.problem_type == "regression":
+            found, num = label_numbers(sample["label"]), len(self.labels)
+        else:
+            names, _ = label_names(sample["label"])
+            if not self.labels:
+                return []
+            if unknown := [name for name in names if name not in self._numbers]:
+                expected = (
+                    f"one of {listed(self.labels)}, or --labels with the names of all, in the order of its scores"
+                )
+                raise UserError("label", f"{unknown[0]!r} is no label of this model", expected)
+            found, num = [float(self._numbers[name]) for name in names], 1
+        if len(found) != num and self.problem_type != "multi_label_classification":
+            fix = "for any number of names, --problem_type multi_label_classification"
+            raise UserError("label", f"{len(found)} in its list", f"{num}, as other rows have", fix)
+        return found
 
 
 KIND = ClassificationRows

@@ -1,6 +1,5 @@
 """Rows for reward models: preference pairs with a margin, and queries with positive and negative texts."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,20 +9,14 @@ from kit.data.chat.preferences import answers_to_one_prompt
 from kit.data.chat.tokens import Encoded
 from kit.data.kinds.kind import Limits, Sequences
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt
-from kit.data.kinds.texts import TextRows, negatives
+from kit.data.kinds.texts import TextRows, negatives, number
 from kit.system.errors import Problem, UserError
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
     """Optionally with how far they are apart."""
     margin = values.get("margin")
-    try:
-        number = 0.0 if margin is None else float(margin)  # also of a cell of a table
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(margin, bool) or not math.isfinite(number):
-        raise UserError("margin", repr(margin)[:80], "a number")
-    more = {"margin": number}
+    more = {"margin": 0.0 if margin is None else number("margin", margin)}
     if "query" in values:
         query = check_text("query", values["query"])
         texts = {"positive": values["positive"], **negatives(values)}

@@ -4,6 +4,7 @@ A text, or a pair of texts, is tokenised by the model's own tokenizer (``plain``
 sentence-transformers do.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from kit.data.chat.formats import Sample
 from kit.data.chat.messages import parsed
 from kit.data.chat.tokens import Encoded
 from kit.data.kinds.kind import START_CUT, Limits, RowKind, Sequences, Stored
-from kit.system.errors import Problem
+from kit.system.errors import Problem, UserError
 
 _NO_LIST = re.compile(r"""\s*\[([^\W\d][^,'"\[\]]*\]|[^'"\[\]]*\]\s*\S)""")  # [PER], [1] and more, [a, b] and more
 
@@ -95,3 +96,14 @@ def as_list(name: str, value: Any) -> Any:
     """A value, as a list if it is a JSON string of one. Raises ``UserError`` for a string that only looks like one."""
     is_list = isinstance(value, str) and value.lstrip().startswith("[") and not _NO_LIST.match(value)
     return parsed(name, value) if is_list else value
+
+
+def number(where: str, value: Any) -> float:
+    """A number, also of a cell of a table. Raises ``UserError`` if it is none, or not finite in float32."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if isinstance(value, bool) or not abs(found) < 3.4e38:  # the largest of float32; false for NaN
+        raise UserError(where, repr(value)[:80], "a number")
+    return found

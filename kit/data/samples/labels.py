@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 from kit.data.chat.formats import opened
-from kit.data.kinds.classification import MULTI_HOT, label_names
+from kit.data.kinds.classification import MULTI_HOT, label_names, label_numbers
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
 from kit.system.errors import UserError, listed
 
 
-def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
+def find_labels(datasets: Sequence[Dataset], are_numbers: bool) -> tuple[list[str], bool]:
     """Return the names of all labels in training data, and whether a row may have several.
+
+    Of regression (``are_numbers``) the names are 0, 1, ...: as many as the first row that can be read has numbers.
 
     Those of classes are in their order, then numbers in theirs, then others. Reads only their column. Rows that cannot
     be read are left to ``tokenise``.
@@ -32,6 +34,8 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
             if value is None:
                 continue
             try:
+                if are_numbers:
+                    return [str(i) for i in range(len(label_numbers(value)))], False
                 found, is_list = label_names(value)
             except UserError:
                 is_sure = False

@@ -1,4 +1,4 @@
-"""The labels of a classifier, in the order of its outputs."""
+"""The labels of a classifier, or the names of the numbers of a regression, in the order of its outputs."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
         raise UserError("labels", found, listed(own), "leave it out")
     labels = own
     if not own and not (recipe.labels and recipe.problem_type):  # a checkpoint of the kit has both
-        labels, has_several = find_labels(datasets)
+        labels, has_several = find_labels(datasets, recipe.problem_type == "regression")
         kind = "multi_label_classification" if has_several else "single_label_classification"
     kind = recipe.problem_type or kind or "single_label_classification"
     return recipe.model_copy(update={"labels": recipe.labels or labels, "problem_type": kind})

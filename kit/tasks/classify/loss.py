@@ -1,9 +1,9 @@
-"""The objective of a classifier."""
+"""The objectives of a classifier and of regression, as transformers' ``problem_type`` defines them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import pandas
 import torch
 import torch.nn.functional as F
 
@@ -12,7 +12,7 @@ from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.data.samples.dataset import Dataset
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import MeanLoss
+from kit.tasks.base import Evaluated, MeanLoss
 from kit.tasks.classify.labels import with_labels
 from kit.train.step_loss import Terms
 
@@ -27,11 +27,6 @@ class Classification(MeanLoss):
     def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
         """See ``Objective.resolve``: its labels."""
         return with_labels(recipe, datasets) if datasets else recipe
-
-    @property
-    def labels(self) -> list[str]:
-        """The names of the labels."""
-        return self.settings.labels or []
 
     @property
     def has_several(self) -> bool:
@@ -69,16 +64,42 @@ class Classification(MeanLoss):
         f1 = 2 * right / np.maximum(wanted + found, 1)  # of a label that is nowhere 0, as in scikit-learn
         occurs = np.flatnonzero(wanted + found).tolist()
         metrics = {"loss": sums[0] / batch.num_samples, "accuracy": sums[1] / batch.num_samples, "f1": float(f1.mean())}
-        return metrics | {f"f1/{self.labels[i]}": float(f1[i]) for i in occurs}
+        return metrics | {f"f1/{self.settings.scores[i]}": float(f1[i]) for i in occurs}
 
-    def details(self, seen: np.ndarray) -> dict[str, Any]:
-        """Return the most frequent confusions: label, predicted label, number of texts. Multi-label has none.
+    def of_samples(self, seen: np.ndarray) -> Evaluated:
+        """Return for the report the most frequent confusions: label, predicted label, number of texts.
+
+        Multi-label has none.
 
         Args:
             seen: what ``sample_values`` returns, of all samples.
         """
         if self.has_several:
-            return {}
-        pairs, counts = np.unique(seen[seen[:, 0] != seen[:, 1]].astype(int), axis=0, return_counts=True)
-        most = np.argsort(-counts, kind="stable")[:MOST_CONFUSIONS]
-        return {"confusions": [[*(self.labels[k] for k in pairs[i]), int(counts[i])] for i in most]}
+            return {}, {}
+        counts = pandas.DataFrame(seen[seen[:, 0] != seen[:, 1]].astype(int)).value_counts().head(MOST_CONFUSIONS)
+        return {}, {"confusions": [[*(self.settings.scores[i] for i in both), num] for both, num in counts.items()]}
+
+
+class Regression(Classification):
+    """Mean squared error of a text's numbers, of several their mean: transformers' ``problem_type`` regression."""
+
+    metrics = MeanLoss.metrics
+
+    def sample_values(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+        """Return the numbers of each text, and then the predicted ones, float64 [n, 2 C]."""
+        scores = in_float64(losses)
+        return torch.cat([micro_batch.per_sequence["values"].to(scores), scores], dim=1)
+
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
+        """See ``Objective.terms``; the number is the loss."""
+        wanted, scores = self.sample_values(losses, micro_batch).chunk(2, dim=1)
+        term = F.mse_loss(scores, wanted, reduction="sum") / len(self.settings.scores)
+        return [term], term.detach()[None]
+
+    def of_samples(self, seen: np.ndarray) -> Evaluated:
+        """Return the correlations of the numbers with the predicted ones, of several numbers the mean.
+
+        NaN if all numbers are equal, or one is NaN.
+        """
+        table, num = pandas.DataFrame(seen), seen.shape[1] // 2
+        return {each: np.diagonal(table.corr(each, len(seen)), num).mean() for each in ("pearson", "spearman")}, {}

@@ -1,4 +1,4 @@
-"""Classifiers: a sequence-classification head with an output for each label."""
+"""Classifiers and regression: a sequence-classification head with an output for each label or number."""
 
 from typing import Annotated, Literal
 
@@ -15,8 +15,8 @@ class ClassifySettings(BaseModel):
     labels: Annotated[list[str] | None, BeforeValidator(comma_separated)] = identity_option(
         None, "classify: names of the labels, in order; default: the model's, or those of the training data"
     )
-    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = identity_option(
-        None, "classify: single-label or multi-label; default: multi-label if the column holds lists"
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = (
+        identity_option(None, "classify: default: multi-label if the column holds lists, else single-label")
     )
 
 
@@ -30,8 +30,23 @@ SPECS = {
         metrics=(
             TaskMetric("accuracy", "accuracy", ".1%", "accuracy, %", is_followed=True),
             TaskMetric("f1", "macro F1", chart="macro F1", is_followed=True),
+            TaskMetric("pearson", "Pearson", chart="Pearson correlation", is_followed=True),
+            TaskMetric("spearman", "Spearman", chart="Spearman correlation", is_followed=True),
         ),
         rules=(
+            Rule(
+                "metric_for_best_model problem_type",
+                lambda r: (
+                    r.metric_for_best_model
+                    in (
+                        ("eval_accuracy", "eval_f1")
+                        if r.problem_type == "regression"
+                        else ("eval_pearson", "eval_spearman")
+                    )
+                ),
+                "{r.metric_for_best_model}, with problem_type {r.problem_type}",
+                "of labels eval_accuracy or eval_f1; with --problem_type regression eval_pearson or eval_spearman",
+            ),
             Rule(
                 "labels",
                 lambda r: r.labels and len({*r.labels}) < len(r.labels),
@@ -39,5 +54,6 @@ SPECS = {
                 "give each once",
             ),
         ),
+        variant=lambda r: "kit.tasks.classify.loss.Regression" if r.problem_type == "regression" else "",
     )
 }

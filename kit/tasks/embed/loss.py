@@ -18,7 +18,7 @@ from kit.data.samples.samples import Samples
 from kit.model.build import open_base_config
 from kit.model.pretrained.heads import read_pooling
 from kit.strategy.accelerator import Prepared
-from kit.tasks.base import Batches, Measured, Objective
+from kit.tasks.base import Batches, MeanLoss, Measured
 from kit.tasks.embed.retrieval import Texts, gather, retrieval
 from kit.train.policy import Policy
 from kit.train.reference import without_gradients
@@ -27,7 +27,7 @@ from kit.train.step_loss import Terms
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
 
 
-class Embedding(Objective):
+class Embedding(MeanLoss):
     """Contrastive loss (InfoNCE) with in-batch negatives across the global batch, and hard negatives: the cross-entropy
     of each anchor's positive by cosine similarity / ``embed_temperature``. No negative of an anchor is the text of its
     positives, whichever row they are in, or its own text.
@@ -116,7 +116,3 @@ class Embedding(Objective):
         vectors = self.embeddings(losses, micro_batch)
         gradients = micro_batch.per_sequence[_GRADIENTS].to(vectors)
         return [(vectors * gradients).sum()], micro_batch.per_sequence[_LOSSES].sum()[None]
-
-    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
-        """Return ``loss``."""
-        return {"loss": sums[0] / batch.num_samples}

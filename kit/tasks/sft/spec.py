@@ -34,6 +34,13 @@ SPECS = {
     "sft": TaskSpec(
         settings=("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha"),
         logit_bytes=lambda r: 20 if r.z_loss_coef else 12 if r.label_smoothing_factor else 0,
+        variant=lambda r: (
+            "kit.tasks.sft.loss.ZLoss"
+            if r.z_loss_coef
+            else "kit.tasks.sft.loss.SmoothedLoss"
+            if r.label_smoothing_factor
+            else ""
+        ),
     ),
     "dft": TaskSpec("kit.tasks.sft.loss.DynamicFineTuning", settings=("neftune_noise_alpha",)),
     "eaft": TaskSpec(

@@ -1,6 +1,7 @@
 """Rows as others write them: read as what they mean, or reported with the field that is wrong."""
 
 import json
+import math
 import re
 
 import yaml
@@ -9,6 +10,7 @@ from helpers import ROOT
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.media_parts import MARKS
+from kit.data.kinds.classification import ClassificationRows, label_names
 from kit.data.kinds.columns import choose_fields
 from kit.data.kinds.kinds import KINDS
 
@@ -135,12 +137,22 @@ def read_as(wanted, **row):
 
 def test_a_list_of_labels_names_each_once_and_a_multi_hot_list_is_refused():
     for label in ([1, 0, 0], [0.0, 1.0], [True, False], "[1, 0, 1]", ["a", "a"]):
-        assert "expected the names or the numbers of its labels, each once\n    -> of a multi-hot list" in read_as(
-            "classification", text="t", label=label
-        )
+        problem = ClassificationRows().check(read_as("classification", text="t", label=label))
+        assert "expected the names or the numbers of its labels, each once\n    -> of a multi-hot list" in str(problem)
     for label, names in (("[PER]", ["[PER]"]), ('["a", "[b]"]', ["a", "[b]"]), ([2, 0], ["2", "0"]), ([], [])):
-        assert read_as("classification", text="t", label=label)["label"] == names
-    assert read_as("classification", text="t", label="['a', 'b']").startswith("label: a string that is not JSON")
+        assert label_names(label)[0] == names
+    problem = ClassificationRows().check(read_as("classification", text="t", label="['a', 'b']"))
+    assert str(problem).startswith("label: a string that is not JSON")
+
+
+def test_numbers_of_regression_are_finite_and_as_many_in_each_row():
+    kind = ClassificationRows(labels=("0",), problem_type="regression")
+    for label in (True, "good", None, math.nan, "inf", 1e39, 10**400, [True], {}):
+        assert str(kind.check({"label": label})).endswith("; expected a number"), label
+    for label in ([], [1, 2], "[0.5, 2]"):
+        assert "expected 1, as other rows have" in str(kind.check({"label": label})), label
+    for label, numbers in ((-2, [-2.0]), ("0.25", [0.25]), ([1e-3], [1e-3])):  # a cell of a table is a string
+        assert kind.check({"label": label}) is None and kind.values({"label": label}, ()) == numbers
 
 
 def test_negatives_are_a_text_or_a_list_of_texts():
