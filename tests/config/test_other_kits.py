@@ -66,7 +66,7 @@ def test_words_of_other_kits_are_answered_as_a_flag_and_in_a_file_by_their_value
         ("assistant_only_loss", "false", "use train_on: all"),
         ("wandb_project", "", "leave it out"),
         ("rl", "grpo", "reward functions are code"),
-        ("loss_type", "apo_zero", "docs/sft-and-preferences.md"),
+        ("loss_type", "aot", "docs/sft-and-preferences.md"),
     ]
     for word, value, answer in cases:
         assert answer in hint_for_other_key(word, value), word

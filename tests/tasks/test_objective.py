@@ -43,6 +43,9 @@ CASES = [
     {"objective": "dpo", "dpo_loss": "hinge", "beta": 0.5},
     {"objective": "dpo", "dpo_loss": "ipo"},
     {"objective": "dpo", "dpo_loss": "sigmoid_norm", "beta": 5.0},
+    {"objective": "dpo", "dpo_loss": "apo_zero", "beta": 0.3},
+    {"objective": "dpo", "dpo_loss": "apo_down", "beta": 0.3},
+    {"objective": "dpo", "dpo_loss": "bco_pair", "rpo_alpha": 0.7},
     {"objective": "orpo", "beta": 0.7},
     {"objective": "simpo", "simpo_gamma": 0.3},
     {"objective": "cpo", "cpo_alpha": 0.5},
@@ -239,13 +242,18 @@ def paper(trial):
     h = (chosen - known[:, 0]) - (rejected - known[:, 1])
     per_token = (chosen - known[:, 0]) / lengths[:, 0] - (rejected - known[:, 1]) / lengths[:, 1]
     right, wrong = -sigmoid(beta * h).log(), -sigmoid(-beta * h).log()
-    return {
+    win, lose = sigmoid(beta * (chosen - known[:, 0])), sigmoid(beta * (rejected - known[:, 1]))
+    loss = {
         "sigmoid": (1 - e) * right + e * wrong,
         "robust": ((1 - e) * right - e * wrong) / (1 - 2 * e),
         "hinge": torch.maximum(torch.zeros(()), 1 - beta * h),
         "ipo": (per_token - 1 / (2 * beta)) ** 2,
         "sigmoid_norm": -sigmoid(beta * per_token).log(),
+        "apo_zero": (1 - win) + lose,
+        "apo_down": win + (1 - sigmoid(beta * h)),
+        "bco_pair": -win.log() - (1 - lose).log(),
     }[settings.dpo_loss].mean()
+    return loss + settings.rpo_alpha * nll
 
 
 @pytest.mark.parametrize("case", [*ANSWERS, *CASES], ids=name_of)
@@ -264,7 +272,7 @@ def check_against_the_paper(trial):
     assert_same_gradients(ours, theirs)
 
 
-WITH_REFERENCE, PER_TOKEN, RATED = CASES[0], CASES[6], CASES[-1]
+WITH_REFERENCE, PER_TOKEN, RATED = CASES[0], CASES[9], CASES[-1]
 
 
 @pytest.mark.slow
@@ -296,7 +304,7 @@ def expected_metrics(rewards, logps, lengths):
     return {name: value.item() for name, value in means.items()}
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[6], CASES[7], CASES[8]], ids=name_of)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], *CASES[8:12]], ids=name_of)
 def test_metrics_are_means_over_pairs(run, case):
     """Rewards are those that the loss compares: of orpo and simpo per token. nll_loss is in nats per token."""
     trial = run(case, "lora")
@@ -304,7 +312,7 @@ def test_metrics_are_means_over_pairs(run, case):
     objective = case["objective"]
     compared = {"dpo": logps - trial.known, "cpo": logps}.get(objective, logps / lengths)
     expected = expected_metrics(trial.recipe.reward_scale * compared, logps, lengths)
-    if objective in ("orpo", "cpo"):
+    if objective in ("orpo", "cpo") or "rpo_alpha" in case:
         expected["nll_loss"] = (-logps[:, 0].sum() / lengths[:, 0].sum()).item()
     _, metrics, _ = trial.step()
     assert metrics == pytest.approx(expected, rel=1e-5)
@@ -324,6 +332,7 @@ def test_a_margin_of_ten_thousand_nats_has_a_finite_loss_and_gradient():
         ({"objective": "dpo", "dpo_loss": "robust", "label_smoothing": 0.2}, 1e3 * 0.8 / 0.6),
         ({"objective": "dpo", "dpo_loss": "ipo"}, (1e3 + 5) ** 2),
         ({"objective": "dpo", "dpo_loss": "sigmoid_norm"}, 1e2),
+        ({"objective": "dpo", "dpo_loss": "bco_pair"}, 1e3),
         ({"objective": "orpo"}, 1e2),
         ({"objective": "simpo"}, 2e3 + 0.5),
         ({"objective": "cpo"}, 1e3),
@@ -372,7 +381,7 @@ def test_the_kl_of_kto_is_the_mean_ratio_of_answers_to_other_prompts_and_not_bel
 
 def test_a_weight_of_a_token_counts_in_its_answers_log_probability_and_length(run):
     """Data may weight tokens: a weight of 2 is the token twice."""
-    trial = run(CASES[7], "lora")
+    trial = run(CASES[10], "lora")
     batch = trial.batch()
     (micro_batch,) = batch.micro_batches
     twice = replace(micro_batch, weights=2 * micro_batch.weights)

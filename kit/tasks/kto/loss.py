@@ -8,11 +8,9 @@ import torch
 from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.mismatched import Mismatched
-from kit.run.run import Run
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import Batches, MeanLoss
-from kit.tasks.reference import bind_reference
 from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
 from kit.train.step_loss import Terms
@@ -28,10 +26,6 @@ class KahnemanTversky(MeanLoss):
     (``kit.data.feed.mismatched``); no gradient passes through it. Ethayarajh et al. 2024,
     https://arxiv.org/abs/2402.01306, equations 7 and 8.
     """
-
-    def bind(self, policy: Policy, run: Run) -> None:
-        """See ``Objective.bind`` and ``bind_reference``."""
-        bind_reference(policy, run)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with the reference model's log-probabilities and z, if it lacks z."""

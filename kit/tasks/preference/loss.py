@@ -17,12 +17,9 @@ import torch.nn.functional as F
 
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
-from kit.run.run import Run
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import Objective
-from kit.tasks.reference import bind_reference
-from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references
 from kit.train.step_loss import Terms
 
@@ -54,7 +51,7 @@ class Pairs(NamedTuple):
 class PairLoss(Objective):
     """A mean over pairs, for some objectives plus a mean over the tokens of the chosen answers.
 
-    A subclass defines the loss of a pair and the implicit reward of an answer.
+    A subclass may define another loss of a pair, or implicit reward of an answer.
     """
 
     @property
@@ -68,8 +65,9 @@ class PairLoss(Objective):
         return 0.0
 
     def losses(self, pairs: Pairs) -> torch.Tensor:
-        """Return the loss of each pair, float64 [P]."""
-        raise NotImplementedError
+        """Return the loss of each pair, float64 [P]: -log s(chosen reward - rejected reward)."""
+        rewards = self.rewards(pairs)
+        return -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
 
     def rewards(self, pairs: Pairs) -> torch.Tensor:
         """Return the implicit reward of each answer, float64 [P, 2]."""
@@ -115,7 +113,11 @@ class PairLoss(Objective):
 
 
 class DirectPreference(PairLoss):
-    """Direct preference optimisation (DPO), with h = log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x).
+    """Direct preference optimisation (DPO), with the log-ratios w = log pi(y_w|x)/ref(y_w|x), l = log
+    pi(y_l|x)/ref(y_l|x), and h = w - l.
+
+    ``rpo_alpha`` times the cross-entropy of the chosen answers is added (RPO): Pang et al. 2024,
+    https://arxiv.org/abs/2404.19733, equation 1; as in TRL a mean over tokens, there over answers.
 
     ``dpo_loss``, with e = ``label_smoothing``:
 
@@ -127,15 +129,27 @@ class DirectPreference(PairLoss):
     - ipo: (h' - 1 / (2 beta))^2, where each ratio of h' is divided by |y|. Azar et al. 2023,
       https://arxiv.org/abs/2310.12036, equation 17; by length as its authors computed it.
     - sigmoid_norm: sigmoid of h' instead of h. Lambert et al. 2024, https://arxiv.org/abs/2411.15124, equation 6.
+    - apo_zero: 1 - s(beta w) + s(beta l); apo_down: s(beta w) + 1 - s(beta h). D'Oosterlinck et al. 2024,
+      https://arxiv.org/abs/2408.06266, equations 7 and 8.
+    - bco_pair: -log s(beta w) - log s(-beta l), as TRL has it: Jung et al. 2024, https://arxiv.org/abs/2404.04656, with
+      the reward shift 0.
     """
 
-    def bind(self, policy: Policy, run: Run) -> None:
-        """See ``Objective.bind`` and ``bind_reference``."""
-        bind_reference(policy, run)
+    @property
+    def likelihood_weight(self) -> float:
+        """See ``PairLoss.likelihood_weight``."""
+        return self.settings.rpo_alpha
 
     def losses(self, pairs: Pairs) -> torch.Tensor:
         """See ``PairLoss.losses``."""
         kind, smoothing = self.settings.dpo_loss, self.settings.label_smoothing
+        chosen, rejected = self.rewards(pairs).unbind(dim=1)
+        if kind == "apo_zero":
+            return torch.sigmoid(-chosen) + torch.sigmoid(rejected)  # 1 - s(z) is s(-z)
+        if kind == "apo_down":
+            return torch.sigmoid(chosen) + torch.sigmoid(rejected - chosen)
+        if kind == "bco_pair":
+            return -F.logsigmoid(chosen) - F.logsigmoid(-rejected)
         ratios = pairs.ratios / pairs.lengths if kind in ("ipo", "sigmoid_norm") else pairs.ratios
         difference = ratios[:, 0] - ratios[:, 1]
         if kind == "ipo":
@@ -197,11 +211,6 @@ class ContrastivePreference(PairLoss):
     def likelihood_weight(self) -> float:
         """See ``PairLoss.likelihood_weight``."""
         return self.settings.cpo_alpha
-
-    def losses(self, pairs: Pairs) -> torch.Tensor:
-        """See ``PairLoss.losses``."""
-        rewards = self.rewards(pairs)
-        return -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
 
 
 def _log_1_minus_exp(value: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,16 @@ from kit.tasks.spec import TaskMetric, TaskSpec, identity_option
 class DpoSettings(BaseModel):
     """What only dpo reads."""
 
-    dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm"] = identity_option(
-        "sigmoid", "dpo: loss of a pair; sigmoid_norm is length-normalised sigmoid"
+    dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm", "apo_zero", "apo_down", "bco_pair"] = (
+        identity_option("sigmoid", "dpo: loss of a pair; sigmoid_norm is length-normalised sigmoid")
     )
     label_smoothing: float = identity_option(
-        0.0, "dpo, not with ipo or hinge: assumed probability of flipped preference labels (cDPO)", ge=0, lt=0.5
+        0.0,
+        "dpo with sigmoid, sigmoid_norm, robust: assumed probability of flipped preference labels (cDPO)",
+        ge=0,
+        lt=0.5,
     )
+    rpo_alpha: float = identity_option(0.0, "dpo: weight of the cross-entropy of the chosen answers (RPO)", ge=0)
 
 
 class SimpoSettings(BaseModel):
@@ -36,7 +40,7 @@ MARGIN = TaskMetric("rewards/margins", "margin", "z.4f", "reward margin", is_fol
 DPO_RULES = (
     Rule(
         "label_smoothing dpo_loss objective",
-        lambda r: r.label_smoothing and r.dpo_loss in ("ipo", "hinge"),
+        lambda r: r.label_smoothing and r.dpo_loss not in ("sigmoid", "sigmoid_norm", "robust"),
         "given with dpo_loss {r.dpo_loss}",
         "--label_smoothing 0; or --dpo_loss sigmoid",
     ),

@@ -154,6 +154,11 @@ def test_a_key_means_what_its_value_says(converted, info):
         ("axolotl", pairs | {"rl": "ipo", "lora_dropout": 0.1}, {"dpo_loss": "ipo", "lora_dropout": 0}),
         (
             "axolotl",
+            pairs | {"rl": "dpo", "dpo_loss_type": ["apo_zero"], "rpo_alpha": 0.5},
+            {"objective": "dpo", "dpo_loss": "apo_zero", "rpo_alpha": 0.5},
+        ),
+        (
+            "axolotl",
             {"tiled_mlp": True, "activation_offloading": "legacy"},
             {"tiled_mlp": True, "activation_offload": True},
         ),
@@ -172,6 +177,7 @@ def test_a_key_means_what_its_value_says(converted, info):
             {"stage": "dpo", "dataset": "pairs", "pref_loss": "simpo"},
             {"objective": "simpo", "beta": 0.1},
         ),
+        ("LLaMA-Factory", {"stage": "dpo", "dataset": "pairs", "pref_ftx": 0.2}, {"rpo_alpha": 0.2}),
         ("TRL", floor, {"min_lr_rate": 0.1}),
         ("TRL", rated | {"train_sampling_strategy": "random"}, {"shuffle": True}),
         (
@@ -181,6 +187,8 @@ def test_a_key_means_what_its_value_says(converted, info):
         ),
         ("ms-swift", {"eval_steps": None, "save_steps": 20}, {"eval_steps": 20}),
         ("ms-swift", {"experts_impl": "eager"}, {"experts_implementation": "eager"}),
+        ("ms-swift", {"rlhf_type": "dpo", "loss_type": "bco_pair"}, {"dpo_loss": "bco_pair", "rpo_alpha": 0}),
+        ("ms-swift", {"task_type": "seq_cls", "problem_type": "regression"}, {"problem_type": "regression"}),
         ("ms-swift", {"rlhf_type": "simpo", "cpo_alpha": 0}, {"simpo_gamma": 1}),
         (
             "ms-swift",
@@ -316,6 +324,8 @@ def test_the_path_or_a_key_says_what_trl_trains_and_it_is_never_guessed(converte
         converted(least | {"beta": 0.05})
     _, recipe = converted(least | {"beta": 0.05, "loss_type": "ipo"}, flags={"objective": "dpo"})
     assert (recipe.dpo_loss, recipe.learning_rate) == ("ipo", 1e-6)
+    _, recipe = converted(least | {"loss_type": ["apo_zero", "sft"]}, flags={"objective": "dpo"})
+    assert (recipe.dpo_loss, recipe.rpo_alpha) == ("apo_zero", 1)
     _, recipe = converted({"model_name_or_path": "m", "datasets": [{"path": "a/b"}], "packing": True})
     assert (recipe.dataset, recipe.train_on) == ("a/b", "all")
 
