@@ -15,7 +15,7 @@ from typing import Any
 
 from helpers import ROOT
 
-COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
+COMPLETIONS, GENERATE, CHAT = "/v1/completions", "/inference/v1/generate", "/v1/chat/completions"
 TINY = ROOT / "recipes/tiny"
 # Of a run that it serves.
 FLAGS = {
@@ -116,7 +116,7 @@ class FakeVllm:
         return [body.get("lora_name") or body["new_version"] for path, body in self.requests if path in paths and body]
 
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
-        if path in (COMPLETIONS, GENERATE):
+        if path in (COMPLETIONS, GENERATE, CHAT):
             self.hold(body)
         with self._lock:
             if self.away:
@@ -145,6 +145,8 @@ class FakeVllm:
                 return self._complete(body, {})
             if path == GENERATE:
                 return self._generate(body)
+            if path == CHAT:
+                return self._chat(body)
             return 200, {}
 
     def _load(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -185,8 +187,18 @@ class FakeVllm:
             choice["logprobs"] = {"content": [{"logprob": each} for each in choice["logprobs"]["token_logprobs"]]}
         return status, content | {"prompt_token_ids": ids}
 
+    def _chat(self, body: dict[str, Any]) -> tuple[int, Any]:
+        ids = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)["input_ids"]
+        given = {name: body[name] for name in ("max_tokens", "seed", "temperature")}
+        asked = {"prompt": ids, "n": 1, "stop_token_ids": [self.tokenizer.eos_token_id], "logit_bias": {}, "top_k": 0}
+        status, content = self._complete(asked | given, {})
+        for choice in content["choices"] if status == 200 else ():
+            text = self.tokenizer.decode(choice["token_ids"], skip_special_tokens=True)
+            choice["message"] = {"role": "assistant", "content": text, "tool_calls": []}
+        return status, content
+
     def _complete(self, body: dict[str, Any], images: dict[str, Any]) -> tuple[int, Any]:
-        if self.loses_at and sum(path in (COMPLETIONS, GENERATE) for path, _ in self.requests) == self.loses_at:
+        if self.loses_at and sum(path in (COMPLETIONS, GENERATE, CHAT) for path, _ in self.requests) == self.loses_at:
             self._names, self._up_at = set(), time.monotonic() + self.away_seconds
             if self._version != "default":
                 self._model.load_state_dict(self._first)

@@ -73,13 +73,13 @@ class Client:
         may_go: bool = False,
         max_bytes: int = MAX_BYTES,
     ) -> bytes:
-        """Return the content of a response. With ``may_go``, 404 and server errors raise ``Gone``."""
+        """Return the content of a response. With ``may_go``, 404, 429 and server errors raise ``Gone``."""
         status, content = self.ask(path, body, seconds, max_bytes)
         if status == 200 and len(content) <= max_bytes:
             return content
         is_long = f", more than {max_bytes} bytes" if len(content) > max_bytes else ""
         found = f"{path} gave status {status}{is_long}: {content[:300].decode(errors='replace')}"
-        if may_go and (status == 404 or status >= 500):
+        if may_go and (status in (404, 429) or status >= 500):
             raise Gone(found)
         raise LateError(Problem(self._field, f"{self.url}{found}", "status 200", self.fix))
 
@@ -89,7 +89,8 @@ class Client:
         begun = time.monotonic()
         for second in itertools.count():
             with suppress(Gone):
-                if self.ask("/health", seconds=min(PROBE_SECONDS, self._wait_seconds))[0] == 200:
+                # Below 500: other servers than vLLM may have no such path.
+                if self.ask("/health", seconds=min(PROBE_SECONDS, self._wait_seconds))[0] < 500:
                     return
             if time.monotonic() - begun > self._wait_seconds:
                 fix = "start it (`vllm serve`), then type the same command again"
