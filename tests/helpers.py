@@ -21,7 +21,7 @@ import kit
 from kit.data.chat.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("recipes/finetune.py", "recipes/score.py", "recipes/export.py")
+SCRIPTS = ("recipes/finetune.py", "recipes/score.py", "recipes/sample.py", "recipes/export.py")
 WORDS = "red green blue small large round cat dog bird fish house river stone paper cloud seven eight nine".split()
 # As the scripts set it; here the server imports torch before they run.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -23,13 +23,13 @@ from kit import __version__
 from kit.system.console import guard_libraries, show, show_error
 from kit.system.errors import Problem, UserError, did_you_mean
 
-SCRIPTS = "train score export".split()
+SCRIPTS = "train score sample export".split()
 COMMANDS = "chat push recipes schema convert doctor plan inspect report cache verify-resume".split()
 SLOW_TO_IMPORT = "chat doctor inspect".split()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. ``kit train``, ``kit score`` and ``kit export`` replace this process.
+    """Run one command. ``SCRIPTS`` replace this process.
 
     Args:
         argv: the words after ``kit``; None: those of this process.

@@ -1,4 +1,4 @@
-"""``kit train``, ``kit score`` and ``kit export``: start the scripts in ``recipes/``, wherever the kit is installed.
+"""``kit train``, ``score``, ``sample``, ``export``: start the scripts in ``recipes/``, wherever the kit is installed.
 
 Each replaces this process by the script. So flags, exit statuses, signals and the start of several processes are those
 of the script.
@@ -15,6 +15,7 @@ from kit.system import interrupt
 HELP = {
     "train": "fine-tune a model: recipes/finetune.py",
     "score": "evaluate a model, an adapter or a checkpoint on a dataset: recipes/score.py",
+    "sample": "sample answers, and keep those that pass rewards as a dataset: recipes/sample.py",
     "export": "merge an adapter, or export a checkpoint, GGUF files or quantised weights: recipes/export.py",
 }
 

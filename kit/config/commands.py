@@ -5,7 +5,8 @@ from pathlib import Path
 
 from kit.config.paths import RECIPES
 
-COMMANDS = {"train": "finetune.py", "score": "score.py", "export": "export.py"}  # of `kit`, and their scripts
+# Of `kit`, and their scripts.
+COMMANDS = {"train": "finetune.py", "score": "score.py", "sample": "sample.py", "export": "export.py"}
 # Environment variable of a script that `kit train` or its like started: the command that was typed.
 TYPED_AS = "KIT_TYPED_AS"
 

@@ -1,4 +1,4 @@
-"""``kit train``, ``kit score`` and ``kit export`` are the scripts, started from anywhere."""
+"""``kit train``, ``kit score``, ``kit sample`` and ``kit export`` are the scripts, started from anywhere."""
 
 import os
 import subprocess
@@ -13,7 +13,12 @@ def test_kit_becomes_the_script_with_its_words_in_the_same_process(monkeypatch):
     """So signals, exit statuses and the start of several processes are those of the script."""
     made = []
     monkeypatch.setattr(os, "execve", lambda *words: made.append(words))
-    for command, script in (("train", "finetune.py"), ("score", "score.py"), ("export", "export.py")):
+    for command, script in (
+        ("train", "finetune.py"),
+        ("score", "score.py"),
+        ("sample", "sample.py"),
+        ("export", "export.py"),
+    ):
         main([command, "--config", "ddp", "a b"])
         program, words, environment = made.pop(0)
         assert program == words[0] == sys.executable

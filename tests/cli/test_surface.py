@@ -86,12 +86,12 @@ def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(folder, typed):
         status, out, err = typed(command)
         assert (status, err) == (2, answer), (command, out)
         # What is found without slow imports comes before the line that says what is being done.
-        assert not out or re.fullmatch("(fine-tuning|checking|scoring) .*", out), command
+        assert not out or re.fullmatch("(fine-tuning|checking|scoring|sampling) .*", out), command
         assert answer.count("error: ") == 1 and "Traceback" not in answer
         assert content(folder) == before, command
 
 
-@pytest.mark.parametrize("script", SCRIPTS[:2])
+@pytest.mark.parametrize("script", SCRIPTS[:3])
 def test_help_of_a_script_lists_every_flag(script, typed):
     status, text, _ = typed(f"{script} --no_such_flag --help")
     assert status == 0 and text.startswith(f"usage: accelerate launch {script} [--config C] [--recipe R]")

@@ -11,6 +11,7 @@ from kit.config.commands import TYPED_AS, command_of
     [
         ("finetune.py", "accelerate launch recipes/finetune.py", "kit train"),
         ("score.py", "accelerate launch recipes/score.py", "kit score"),
+        ("sample.py", "accelerate launch recipes/sample.py", "kit sample"),
         ("export.py", "python recipes/export.py", "kit export"),
     ],
 )

@@ -48,7 +48,10 @@ _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER
 
 
 def resolve(
-    request: Request, trains: bool = True, check: Callable[[Recipe, bool], None] | None = None
+    request: Request,
+    trains: bool = True,
+    check: Callable[[Recipe, bool], None] | None = None,
+    verb: str = "scoring",
 ) -> tuple[Recipe, Topology]:
     """Return the final recipe and the topology of this process, and print a summary.
 
@@ -59,6 +62,7 @@ def resolve(
         trains: the command trains a model, so it has an ``output_dir``.
         check: called with the recipe, and whether the run needs weights, before torch is imported. Where this command
             starts ranks it is called before that, and not again by each of them.
+        verb: what a command does that trains no model, for the summary.
 
     Raises:
         UserError: with all problems of the recipe, the flags, the config and the launcher; or what ``check`` raises.
@@ -67,7 +71,7 @@ def resolve(
     recipe, config, config_name = resolve_config(request)
     was_relaunched = OWN_TORCHRUN in os.environ  # printed and checked before
     if not was_relaunched:  # before the slow imports
-        verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else "scoring"
+        verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else verb
         count = started_machines()
         machines = f" on {counted(count, 'machine')}" if count else ""
         what = f"{request.recipe_name} ({recipe.method}, {config.strategy.title}{machines})"
