@@ -62,7 +62,7 @@ Scored = tuple[dict[str, Any], dict[str, Any]]  # an answer's rewards by their n
 
 
 def main() -> None:
-    """Write the dataset, or continue it."""
+    """Write the dataset, or continue it: a few prompts at a time, of which the file then has all rows."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", type=int, default=8)
     parser.add_argument("--keep", action="append", default=[])
@@ -86,6 +86,7 @@ def main() -> None:
 
     import numpy as np
 
+    from kit.data.chat.unused import read_keys, without_keys
     from kit.data.feed.data_ranks import Ranks
     from kit.data.open import pad_id, stop_ids
     from kit.model.build import fingerprint
@@ -135,7 +136,8 @@ def main() -> None:
 
     def question(i: int) -> dict[str, Any]:
         """The prompt of sample ``i`` as a row has it, and the columns that the chat template reads."""
-        row = data.datasets[int(prompts.dataset_ids[i])].sample(prompts.data_rows([i]).get(i))
+        of_row = data.datasets[int(prompts.dataset_ids[i])]
+        row = of_row.sample(without_keys(prompts.data_rows([i]).get(i), read_keys(of_row.ignored)))
         assert isinstance(row, dict)
         extras: dict[str, Any] = {key: row[key] for key in ("tools", "chat_template_kwargs") if key in row}
         is_text = isinstance(row.get("prompt"), str) and not data.encoder.prompts_as_chat
@@ -258,7 +260,7 @@ def begin(path: Path, manifest: Path, settings: dict[str, Any]) -> dict[str, Any
         counts = dict.fromkeys(("num_prompts", "num_answers", "num_complete", "num_rows", "num_bytes"), 0)
         return {"kit": __version__, "settings": settings, **counts}
     record = durable.read_object(manifest)
-    changed = differences(record.get("settings", {}), settings)
+    changed = differences(record["settings"], settings) if record else [f"it has no {manifest.name}"]
     if changed or not path.exists() or path.stat().st_size < record["num_bytes"]:
         why = f"of another command ({listed(changed)})" if changed else "changed since it was written"
         fix = f"another file; or the flags in {manifest}, which continue it"

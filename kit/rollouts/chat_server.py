@@ -34,7 +34,7 @@ class _Models(BaseModel):
 class _Message(BaseModel):
     content: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same in vLLM since 0.12
+    reasoning: str | None = None  # another name of it
 
 
 class _Choice(BaseModel):

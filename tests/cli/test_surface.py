@@ -24,6 +24,7 @@ from kit.config.validation import FLAGS
 
 FILES = {
     "broken.jsonl": '{"messages": 3}\n{"messages": [\n',
+    "empty.jsonl": "",
     "typo.yaml": "# mine\nmodel_name_or_path: model\ndataset: chats.jsonl\nlearning_rat: 1e-4\nmax_steps: many\n",
     "twice.yaml": "model_name_or_path: model\ndataset: chats.jsonl\nseed: 1\nseed: 2\n",
     "syntax.yaml": "model_name_or_path: model\ndataset: [chats.jsonl\nseed: 1\n",
