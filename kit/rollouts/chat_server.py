@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from kit.data.chat.messages import Message
 from kit.rollouts.generation import Completion, Request
-from kit.rollouts.sampler import sampling_of
 from kit.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
 from kit.system.errors import LateError, Problem, UserError, listed
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_REQUESTS = 64  # at a time
 BYTES_OF_TOKEN = 1 << 8  # of a response
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 class _Model(BaseModel):
@@ -89,7 +89,8 @@ class ChatServer:
                 "model": self._model,
                 "max_tokens": request.max_new_tokens,
                 "seed": self._recipe.seed + request.key[2],  # else all answers to a prompt may be the same
-                **{key: value for key, value in sampling_of(self._recipe)._asdict().items() if value},
+                # OpenAI's own server knows no others than the first two, which are never 0.
+                **{key: value for key in _SAMPLING if (value := getattr(self._recipe, f"rollout_{key}"))},
             }
             for request in requests
         ]
