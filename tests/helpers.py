@@ -292,6 +292,33 @@ pathlib.Path(words[words.index("--outfile") + 1]).write_bytes(b"GGUF")
 """
 
 
+# Copies the model that it is to quantise, and keeps what it was asked for; or fails as ``mode`` says.
+_FAKE_LLMCOMPRESSOR = """
+import json, pathlib, shutil, sys
+home = pathlib.Path(__file__).parents[1]
+shutil.copy(sys.argv[-1], home / "asked.json")
+asked = json.loads((home / "asked.json").read_text())
+print("(1/2): Calibrating", flush=True)
+if mode := (home / "mode").read_text():
+    sys.exit(mode)
+for name in ("config.json", "generation_config.json", "model.safetensors"):
+    shutil.copy(pathlib.Path(asked["model"], name), asked["folder"])
+"""
+
+
+def fake_llmcompressor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the folder of an environment whose Python is a stand-in of llmcompressor, and let the kit find it."""
+    home = folder / "llmcompressor"
+    (home / "lib/python3/site-packages/llmcompressor").mkdir(parents=True)
+    (home / "bin").mkdir()
+    (home / "mode").write_text("")
+    (home / "bin/python").write_text(f"#!{sys.executable}\n{_FAKE_LLMCOMPRESSOR}")
+    (home / "bin/python").chmod(0o755)
+    monkeypatch.setenv("LLMCOMPRESSOR", str(home))
+    monkeypatch.setattr("kit.export.compressed.find_spec", lambda name: object())
+    return home
+
+
 def export(source: Path, output: Path, *flags: str) -> None:
     """``recipes/export.py`` in this process: its mistakes are raised."""
     import runpy

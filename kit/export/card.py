@@ -114,16 +114,13 @@ def converted_card(card: str, tag: str, made: str, lines: Sequence[str], code: s
     end = _CODE.search(model.text)
     text = model.text[: end.start()] if end else model.text
     listed = "\n".join(f"- {line.strip()}" for line in lines)
-    use = code or (end[0].split(_SERVING)[0] if end else "")
+    use = code or (end[0] if end else "")
     return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text.rstrip()}\n\n{made}\n\n{listed}\n{use}"
 
 
-_SERVING = "\nTo serve it:\n\n```bash\n"
-
-
-def serving_section(command: str) -> str:
-    """Return the end of a card that has the ``command`` of a server."""
-    return f"{_SERVING}{command}\n```\n"
+def serving_section(command: str, why: str = "To serve it") -> str:
+    """Return the end of a card that has the ``command`` of a server, or another one after ``why``."""
+    return f"\n{why}:\n\n```bash\n{command}\n```\n"
 
 
 def state_of(folder: Path) -> LoopState:

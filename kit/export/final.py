@@ -173,33 +173,30 @@ def _gathered(model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype)
 
 
 def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Mapping[str, int]) -> None:
-    """Write the files other than weights. ``model`` is None if the card is complete and there are no ``stops``."""
+    """Write the files other than weights."""
     write_stops(folder, model, stops)
     tokenizer.save_pretrained(folder)
-    config = model and (model.get_base_model() if hasattr(model, "peft_config") else model).config
+    config = (model.get_base_model() if hasattr(model, "peft_config") else model).config
     if of_texts := getattr(config, "sentence_transformers", None):
         write_sentence_transformers(folder, config.hidden_size, **of_texts)
-    end = "" if model is None else card_for_servers(model)
+    why, command = _serving(model, PLACEHOLDER)
+    end = serving_section(command, why or "To serve it") if command else ""
     (folder / "README.md").write_text(card + end, encoding="utf-8")
     give_usual_mode(folder)
 
 
 def describe_serving(model: Any, folder: Path) -> list[str]:
     """Return how to serve ``model``, written to ``folder``: a language model; an adapter only if it must be merged."""
-    if not hasattr(model, "peft_config"):
-        return [f"to serve it: {serve_command(folder)}"] if head_of(model.config) == "lm" else []
-    reason = why_not_served(model.peft_config["default"])
-    return [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"] if reason else []
+    why, command = _serving(model, folder)
+    return [f"{why or 'to serve it'}: {command}"] if command else []
 
 
-def card_for_servers(model: Any) -> str:
-    """The end of a model card that says how to serve a model, or to merge an adapter that servers do not take."""
+def _serving(model: Any, folder: Path | str) -> tuple[str, str]:
+    """Why an adapter must be merged, empty for a model; and the command for it, or that of a server; empty if none."""
     if not hasattr(model, "peft_config"):
-        return serving_section(serve_command(PLACEHOLDER)) if head_of(model.config) == "lm" else ""
+        return "", serve_command(folder) if head_of(model.config) == "lm" else ""
     reason = why_not_served(model.peft_config["default"])
-    if not reason:
-        return ""
-    return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
+    return f"{reason}. Merged, it is a model like any other", merge_command(folder) if reason else ""
 
 
 def copy_processor(folder: Path, config: Any, pixels: Pixels = (None, None)) -> None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from kit.checkpoint.load import read_weights
-from kit.export import gguf, torchao
+from kit.export import compressed, gguf
 from kit.export.card import converted_card
 from kit.export.final import (
     MAX_SHARD_BYTES,
@@ -27,13 +27,26 @@ from kit.export.final import (
     copy_processor,
     describe_serving,
     finish_folder,
+    give_usual_mode,
     write_model,
 )
-from kit.export.proof import BOUNDS, FRACTION, Scores, change_between, check_folder, check_tokenizer, score
+from kit.export.proof import (
+    BOUNDS,
+    FRACTION,
+    Scores,
+    change_between,
+    check_folder,
+    check_tokenizer,
+    describe_agreement,
+    find_calibration,
+    score,
+)
 from kit.export.source import Source
 from kit.export.stop_tokens import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapters.adapter import adapters_off, attach_adapter
-from kit.model.build import build_meta_model, build_model, check_model
+from kit.model.adapters.qat import layers
+from kit.model.adapters.targets import linear_names
+from kit.model.build import build_model
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.dequantise import class_that_dequantises
 from kit.model.pretrained.heads import head_of, pad_with
@@ -54,7 +67,7 @@ class Wanted:
 
     def bound(self, dtype: torch.dtype) -> float:
         """Return the bound of what an opened model may differ by."""
-        return BOUNDS[str(dtype)[6:]] if self.max_change is None else self.max_change
+        return self.max_change or BOUNDS[str(dtype)[6:]]
 
 
 def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any]:
@@ -72,8 +85,9 @@ def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any
         _write_adapter(source, folder, wanted)
         return f"adapter after step {source.state.step}", None
     if (run := source.run) and run.qat:
-        group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
-        flags = f"--output_dir quantized --format torchao --qat {run.qat}{group}"
+        scheme, group_size = compressed.scheme_of_qat(run)
+        group = f" --group_size {group_size}" if group_size else ""
+        flags = f"--output_dir quantized --format compressed-tensors --scheme {scheme}{group}"
         say(
             "note: this run trained on a quantised base (QAT), and the merge uses the original one, so the model "
             "differs from what was trained. Instead, serve the adapter on the quantised base: "
@@ -192,8 +206,8 @@ def _checked(
 
 
 def _open_plain(source: Source, folder: Path, dtype: str | None = None) -> Any:
-    remote = {"trust_remote_code": True} if source.settings.trust_remote_code else {}
-    return source.loader.from_pretrained(folder, dtype=dtype or "auto", **remote)
+    code = source.settings.trust_remote_code
+    return source.loader.from_pretrained(folder, dtype=dtype or "auto", trust_remote_code=code)
 
 
 def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.Tools, types: Sequence[str]) -> str:
@@ -213,7 +227,7 @@ def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.
     files = gguf.write_gguf(tools, plain, folder, source.name, types)
     compared = []
     for type_, file in files.items():
-        bound = gguf.BOUNDS[type_] if wanted.max_change is None else wanted.max_change
+        bound = wanted.max_change or gguf.BOUNDS[type_]
         lines = gguf.check_gguf(tools, file, source.rows, source.tokenizer, reference, bound)
         say(*lines)
         compared += lines
@@ -226,45 +240,63 @@ def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.
     return f"{', '.join(names)} of {source.name}"
 
 
-def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: str, group_size: int | None) -> str:
-    """Write the model with weights quantised by torchao, and compare it. Returns what it is.
+def write_compressed_folder(
+    source: Source, folder: Path, wanted: Wanted, python: Path, scheme: str, group_size: int | None
+) -> tuple[str, Any]:
+    """Write the model with weights quantised by llmcompressor, and compare it.
 
     Args:
-        scheme: ``qat``.
-        group_size: ``qat_group_size``.
+        python: of llmcompressor's environment.
+        scheme: one of ``compressed.SCHEMES``.
+        group_size: weights that share a scale; None: the scheme's default.
+
+    Returns:
+        What it is, and the model as transformers opened it.
 
     Raises:
         UserError: it cannot be opened, or not be quantised so.
-        TrainingError: what was written does not compute what ``qat`` trains.
+        TrainingError: llmcompressor fails, or what it wrote differs by more than the bound.
     """
-    # Those of the full model that is quantised, of those that open it or the base of its adapter.
-    other = {"method": "full", "adapter_name_or_path": None, "qat": scheme, "qat_group_size": group_size}
-    settings = source.settings.model_copy(update=other)
-    raise_if(check_model(settings, source.config, build_meta_model(settings, source.config)))
-    work = folder / "work"
-    work.mkdir()
-    plain, model, card = _write_plain(source, work, wanted)
-    bound = wanted.bound(model.dtype)
-    announce_wait("quantising the weights")
-    expected, lines = torchao.write(model, plain, folder, settings, source.rows, source.loader)
-    del model
+    bound, usual_size = compressed.SCHEMES[scheme]
+    group_size = group_size or usual_size
+    # The weights of FP8_DYNAMIC are rounded to nearest, and its activations are scaled in use.
+    rows = [] if scheme == "FP8_DYNAMIC" else find_calibration(source.run, source.tokenizer)
+    raise_if(compressed.check_source(source, scheme, group_size, rows))
+    plain, model, card = _write_plain(source, folder / "work", wanted)
+    del model  # llmcompressor loads it too
     gc.collect()
-    shutil.rmtree(work)
-    copy_processor(folder, source.config, _pixels(source))
+    asked = {
+        "model": str(plain),
+        "dtype": wanted.dtype or ("bfloat16" if scheme == "NVFP4" else "auto"),  # what opens NVFP4 computes in it
+        "scheme": scheme,
+        "group_size": group_size,
+        "ignore": sorted(set(linear_names(source.meta_model)) - layers(source.meta_model).keys()),
+        "rows": rows,
+        "folder": str(folder),
+    }
+    announce_wait("quantising")
+    compressed.quantise(python, plain.with_name("asked.json"), asked)
     source.tokenizer.save_pretrained(folder)
-    opened = _open_plain(source, folder)
-    compared = check_folder(folder, opened, source.rows, source.tokenizer, expected, bound)
-    say(*lines, *compared)
-    made = "The weights are quantised with torchao. Install it to open the model: `pip install torchao`."
-    card = converted_card(card, "torchao", made, [*lines, *compared])
-    finish_folder(folder, None, source.tokenizer, card, {})
-    return f"{source.name} in {scheme}"
+    announce_wait("comparing what was written")
+    model, opened = _open_plain(source, plain, wanted.dtype), _open_plain(source, folder)
+    reference = score(model, source.rows)
+    lines = check_folder(folder, opened, source.rows, source.tokenizer, reference, wanted.max_change or bound)
+    lines += [describe_agreement(model, opened, source.rows)]
+    say(*lines)
+    shutil.rmtree(plain.parent)
+    made = f"Quantised by llmcompressor as {scheme}, calibrated on {len(rows)} training rows, for vLLM."
+    card = converted_card(
+        card, "compressed-tensors", f"{made} In transformers: `pip install compressed-tensors`.", lines
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    give_usual_mode(folder)
+    return f"{source.name} in {scheme}, calibrated on {len(rows)} rows", opened
 
 
 def _write_plain(source: Source, work: Path, wanted: Wanted) -> tuple[Path, Any, str]:
     """Return the folder, in ``work``, of the plain model that something else is made of; the model; and its card."""
     plain = work / "plain"
-    plain.mkdir()
+    plain.mkdir(parents=True)
     if not source.is_model:
         _, model = write_folder(source, plain, wanted)
         return plain, model, durable.read_small(plain / "README.md")

@@ -22,7 +22,6 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.tokens import FORMS, form_of
-from kit.data.kinds.kind import RowKind
 from kit.data.kinds.kinds import KINDS
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
@@ -32,6 +31,7 @@ from kit.model.pretrained.heads import head_of
 from kit.system.errors import TrainingError, UserError
 
 NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
+CALIBRATION_ROWS, CALIBRATION_TOKENS = 512, 2048  # the default of llmcompressor, and the length in its examples
 # Mean change of a token's log-probability, in nats, that is taken for rounding: set by hand, not derived.
 BOUNDS: Mapping[str, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.05}
 # Of a merge it is at most this fraction of what the adapter changed: 1 if it is lost, or added twice. Rounding to
@@ -55,11 +55,6 @@ class Rows:
     origin: str  # for messages
     texts: tuple[str, ...] = ()  # of the rows, if they are known; else they are decoded
     text_form: str = "chat"  # see ``kit.data.chat.tokens.FORMS``; of texts of the kit this says nothing
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens are compared."""
-        return sum(map(len, self.compared))
 
 
 # What a model makes of ``Rows``: float64 [N], the log-probability of each of the N compared tokens, in order; or, with
@@ -94,7 +89,7 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
         entries = run.eval_dataset_entries or run.dataset_entries
         kind = "evaluation" if run.eval_dataset_entries else "training"
         with suppress(UserError, OSError):  # the data was moved, or is on another machine
-            return _read(run, KINDS[run.declared.rows], entries[:1], tokenizer, f"the run's first {kind} rows")
+            return _read(run, entries[0], tokenizer, f"the run's first {kind} rows")
     texts = [tokenizer.bos_token + text if tokenizer.bos_token else text for text in TEXTS]
     with suppress(UserError):
         if chat := plain_template(tokenizer):
@@ -108,12 +103,41 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
     )
 
 
-def _read(run: Recipe, kind: type[RowKind], entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
-    (dataset,) = open_datasets(entries, [], run.streaming, kind)
+def find_calibration(run: Recipe | None, tokenizer: Any) -> list[list[int]]:
+    """Return the token ids of rows for calibration: of each training dataset as many, in all ``CALIBRATION_ROWS``.
+
+    Without evaluation data the first rows are left out, because models are compared on them. There are none if the
+    training data is not at hand, and of a run with ``qat``, which trains for rounding to nearest.
+
+    Args:
+        run: the recipe of the run; None: it is not known.
+        tokenizer: with the chat template of the run.
+    """
+    found: list[list[int]] = []
+    if run is None or run.qat:
+        return found
+    start = 0 if run.eval_dataset_entries else NUM_ROWS
+    numbers = start, start + CALIBRATION_ROWS // len(run.dataset_entries)
+    with suppress(UserError, OSError):
+        for entry in run.dataset_entries:
+            found += _read(run, entry, tokenizer, "", numbers, CALIBRATION_TOKENS).ids
+    return found
+
+
+def _read(
+    run: Recipe,
+    entry: DatasetEntry,
+    tokenizer: Any,
+    origin: str,
+    numbers: tuple[int, int] = (0, NUM_ROWS),
+    max_tokens: int = MAX_TOKENS,
+) -> Rows:
+    kind = KINDS[run.declared.rows]
+    (dataset,) = open_datasets([entry], [], run.streaming, kind)
     strategy = "keep_end" if run.excess_length_strategy == "keep_end" else "truncate"
-    changes = {"max_length": min(run.max_length, MAX_TOKENS), "excess_length_strategy": strategy}
+    changes = {"max_length": min(run.max_length, max_tokens), "excess_length_strategy": strategy}
     encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), kind=kind.of(run))
-    piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
+    piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), *numbers))
     samples = Samples([encoder.as_store(dataset, piece)])
     ids, compared = [], []
     for i in range(len(samples)):
@@ -169,30 +193,46 @@ def texts_of(rows: Rows, tokenizer: Any) -> list[tuple[str, list[int]]]:
     return [(text, ids) for text, ids in decoded if encode(tokenizer, text) == ids]
 
 
-@torch.no_grad()
-def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
-    """Compute the scores of a model of transformers or peft, without dropout. Its weights stay as they are.
+def score(model: Any, rows: Rows) -> Scores:
+    """Compute the scores of a model of transformers or peft, see ``_answers``."""
+    numbers: list[float] = []
+    for ids, compared, answer in zip(rows.ids, rows.compared, _answers(model, rows), strict=True):
+        if head_of(model.config) == "lm":
+            answer = answer.gather(1, torch.tensor(ids)[compared][:, None])[:, 0]
+        numbers += answer.tolist()
+    return np.array(numbers)
 
-    Args:
-        as_stored: compute in the dtype of the weights, as torchao's can only; else in float32.
+
+@torch.no_grad()
+def _answers(model: Any, rows: Rows) -> Iterator[torch.Tensor]:
+    """Yield for each row the log-probabilities of all tokens, float32 [n, V], at the n positions that are compared.
+
+    With a head they are its scores, or the embedding. There is no dropout, and the weights stay as they are. It
+    computes in float32; quantised, in the dtype of the weights.
     """
     model.eval()
-    logprobs: list[float] = []
-    with nullcontext() if as_stored else _in_float32(model):
+    with nullcontext() if hasattr(model, "hf_quantizer") else _in_float32(model):
         for ids, compared in zip(rows.ids, rows.compared, strict=True):
             output = model(input_ids=torch.tensor([ids]), use_cache=False)
-            if head_of(model.config) != "lm":
-                numbers = (
-                    output.logits[0] if "logits" in output else F.normalize(output.last_hidden_state[0, -1], dim=0)
-                )
-                logprobs += numbers.float().tolist()
-                continue
-            logits = output.logits[0]  # [T, V]
-            before = torch.tensor(compared) - 1
-            chosen = logits[before].float().log_softmax(-1)  # [n, V]
-            targets = torch.tensor(ids)[compared]
-            logprobs += chosen.gather(1, targets[:, None])[:, 0].tolist()
-    return np.array(logprobs)
+            if head_of(model.config) == "lm":
+                yield output.logits[0, torch.tensor(compared) - 1].float().log_softmax(-1)
+            elif "logits" in output:
+                yield output.logits[0].float()
+            else:
+                yield F.normalize(output.last_hidden_state[0, -1], dim=0).float()
+
+
+def describe_agreement(model: Any, quantised: Any, rows: Rows) -> str:
+    """Return a line with the mean KL divergence of a quantised language model from the original, and top-1 agreement.
+
+    Both are in memory, because the probabilities of all tokens are compared.
+    """
+    divergences, same = [], []
+    for p, q in zip(_answers(model, rows), _answers(quantised, rows), strict=True):
+        divergences += F.kl_div(q, p, log_target=True, reduction="none").sum(-1).tolist()
+        same += (p.argmax(-1) == q.argmax(-1)).tolist()
+    of_both = f"mean KL divergence {np.mean(divergences):.2g} nats, top-1 agreement {np.mean(same):.2%}"
+    return f"quantised, compared with the model before: {of_both}"
 
 
 @contextmanager
@@ -321,7 +361,7 @@ def check_folder(
         TrainingError: ids differ, or answers by more than ``bound``.
     """
     lines = check_tokenizer(folder, rows, tokenizer)
-    found = score(model, rows, as_stored=hasattr(model, "hf_quantizer"))
+    found = score(model, rows)
     change = change_between(reference, found, head_of(model.config) != "lm")
     fix = "--dtype float32 rounds less; " if adapter_change is not None and model.dtype != torch.float32 else ""
     lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound, adapter_change, fix)]

@@ -146,5 +146,5 @@ def test_the_card_of_other_files_says_how_they_were_compared():
     assert about(card).tags == ["gguf"] and about(card).base_model == "some/base-1.5B_v2"
     assert "```python" not in card and "vllm" not in card and card.endswith("```bash\nserve a.gguf\n```\n")
     assert "Written by a program:\n\n- equal at 100 %" in card and "| `eval_loss` | 1 |" in card
-    rounded = converted_card(plain, "torchao", "Rounded:", ["x"])
-    assert "```python" in rounded and "vllm" not in rounded
+    quantised = converted_card(plain, "compressed-tensors", "Quantised:", ["x"])
+    assert "```python" in quantised and quantised.endswith("```bash\nvllm serve x\n```\n")

@@ -62,7 +62,7 @@ def test_rows_are_the_run_s_own_else_texts_of_the_kit(opened, tmp_path):
     rows = find_rows(run, tokenizer, 99)
     assert rows.origin == f"the run's first evaluation rows ({NUM_ROWS})" and len(rows.ids) == NUM_ROWS
     answer = [rows.ids[0][at] for at in rows.compared[0]]
-    assert tokenizer.decode(answer).startswith("blue cat") and rows.num_tokens == NUM_ROWS * len(answer)
+    assert tokenizer.decode(answer).startswith("blue cat") and sum(map(len, rows.compared)) == NUM_ROWS * len(answer)
     short = run.model_copy(update={"max_length": len(answer) + 1, "excess_length_strategy": "keep_end"})
     assert find_rows(short, tokenizer, 99).origin == rows.origin
     assert len(find_rows(recipe, tokenizer, 99).ids) == 3  # its data are gone

@@ -41,8 +41,10 @@ def test_a_gguf_file_lies_beside_a_card_and_nothing_else(tmp_path, monkeypatch, 
 
 def test_flags_that_do_not_fit_are_reported_at_once_and_nothing_is_written(tmp_path):
     for flags, says in [
-        (["--format=torchao"], ["--qat: missing, and "]),
-        (["--qat=int8_weight_only", "--qat_group_size=1"], ["--qat: only for torchao", "--qat_group_size: 1"]),
+        (["--format=compressed-tensors"], ["--scheme: missing, and "]),
+        (["--format=compressed-tensors", "--scheme=W8A8", "--group_size=32"], ["--group_size: W8A8 has none"]),
+        (["--format=compressed-tensors", "--scheme=W4"], ["--scheme: unknown: W4; expected one of W4A16, "]),
+        (["--scheme=W8A8", "--group_size=0"], ["--scheme: only for compressed-tensors", "--group_size: 0"]),
         (["--gguf_type=q8_0", "--max_change=-1"], ["--gguf_type: only for GGUF", "--max_change: -1"]),
         (["--format=gguf", "--gguf_type=q9"], ["--gguf_type: unknown: q9"]),
         (["--dtype=float16"], ["a full model: nothing to merge"]),

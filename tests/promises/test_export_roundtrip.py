@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Finetune, export, forge, make_model, matrix
+from helpers import Finetune, export, fake_llmcompressor, forge, make_model, matrix
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -131,10 +131,23 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(
         assert {tensor.dtype for tensor in weights_of(tmp_path / "wide").values()} == {torch.float32}
 
 
+def test_a_run_is_quantised_with_its_own_training_rows_for_calibration(
+    trained, tmp_path, monkeypatch, chat_file, model_folder
+):
+    """They are tokenised as in training: with the chat template of the run."""
+    home = fake_llmcompressor(tmp_path, monkeypatch)
+    export(trained("full").folder, tmp_path / "w8a8", "--format=compressed-tensors", "--scheme=W8A8")
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    chats = [json.loads(line)["messages"] for line in chat_file.read_text().splitlines()]
+    expected = [tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"] for chat in chats]
+    rows = json.loads((home / "asked.json").read_text())["rows"]
+    assert rows == expected[:512] and "calibrated on" in (tmp_path / "w8a8/README.md").read_text()
+
+
 @pytest.mark.skipif(find_spec("torchao") is None, reason="the extra qat is not installed")
 @pytest.mark.parametrize("method", matrix(["lora", "full"]))
-def test_what_qat_trained_is_exported_plain_and_rounded_again_is_the_trained_model(
-    finetune, fp32, tmp_path, bases, sequences, capsys, method
+def test_what_qat_trained_is_exported_plain_and_quantised_as_it_trained_for(
+    finetune, fp32, tmp_path, bases, sequences, capsys, monkeypatch, method
 ):
     base, scheme = bases["untied"], "int4_weight_only"
     run = finetune.ok(
@@ -149,20 +162,19 @@ def test_what_qat_trained_is_exported_plain_and_rounded_again_is_the_trained_mod
     )
     export(last_checkpoint(run), tmp_path / "model")
     assert contents(tmp_path / "model") == contents(run.folder / "final")
-    recipe = read_run(run.folder / "run.json")[0]
-    trained = build_model(recipe, open_config(recipe), FP32)
-    load_weights(trained, last_checkpoint(run))
+    home = fake_llmcompressor(tmp_path, monkeypatch)
     if method == "full":
-        export(run.folder, tmp_path / "rounded", "--format=torchao")
-        opened = AutoModelForCausalLM.from_pretrained(tmp_path / "rounded", dtype="auto")
+        export(run.folder, tmp_path / "quantised", "--format=compressed-tensors")
     else:
         export(run.folder, tmp_path / "merged")
         command = re.search(r"`kit export (.*) --output_dir quantized (.*)`", capsys.readouterr().out)
-        export(Path(command[1]), tmp_path / "rounded", *command[2].split())
-        opened = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(tmp_path / "rounded", dtype="auto"), run.folder / "final"
-        )
-    assert largest(ask(opened, sequences), ask(trained, sequences)) < 1e-5
+        assert Path(command[1]) == base
+        export(base, tmp_path / "quantised", *command[2].split())
+    asked = json.loads((home / "asked.json").read_text())
+    assert (asked["scheme"], asked["group_size"], asked["rows"]) == ("W4A16", 8, [])  # rounded to nearest
+    recipe = read_run(run.folder / "run.json")[0]
+    trained = build_model(recipe, open_config(recipe), FP32)
+    load_weights(trained, last_checkpoint(run))
     assert largest(ask(open_plainly(run.folder / "final", base, method), sequences), ask(trained, sequences)) > 1e-3
 
 

@@ -41,7 +41,7 @@ def quantised_as(settings: MethodSettings) -> Any:
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig
     from torchao.quantization.granularity import PerAxis, PerGroup
 
-    bits, rounds_inputs, size = _scheme(settings)
+    bits, rounds_inputs, size = scheme_of(settings)
     granularity = PerGroup(size) if size else PerAxis(0)
     dtype = getattr(torch, f"int{bits}")
     if rounds_inputs:
@@ -104,28 +104,36 @@ def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Return why the ``qat`` of ``settings`` cannot be used, before any weight is read."""
     if find_spec("torchao") is None:
         return [Problem("qat", "torchao is not installed", fix="pip install torchao")]
+    return check_layers(meta_model, scheme_of(settings)[2], "qat")
+
+
+def check_layers(meta_model: Any, group_size: int | None, field: str) -> list[Problem]:
+    """Return why no layer can be quantised, or not in groups of this size.
+
+    Args:
+        group_size: weights of a row that share a scale; None: a whole row.
+        field: the setting that quantises, for messages.
+    """
     rounded = layers(meta_model)
     if not rounded:
-        found = f"{type(meta_model).__name__} has no torch.nn.Linear layer, and torchao quantises no other"
-        return [Problem("qat", found, fix="leave it out")]
-    size = _scheme(settings)[2]
-    odd = {name: layer.in_features for name, layer in rounded.items() if size and layer.in_features % size}
-    if not odd:
-        return []
-    name, inputs = next(iter(odd.items()))
-    found = f"groups of {size} weights, and {name} has rows of {inputs}"
-    return [Problem("qat_group_size", found, "a size that divides the rows of all layers")]
+        found = f"{type(meta_model).__name__} has no torch.nn.Linear layer, and no other is quantised"
+        return [Problem(field, found, fix="leave it out")]
+    for name, layer in rounded.items():
+        if group_size and layer.in_features % group_size:
+            found = f"groups of {group_size} weights, and {name} has rows of {layer.in_features}"
+            return [Problem(field, found, "a group size that divides the rows of all layers")]
+    return []
 
 
-def _scheme(settings: MethodSettings) -> tuple[int, bool, int | None]:
-    """The bits of a weight, whether inputs are rounded, and how many weights share a scale; None: those of a row."""
+def scheme_of(settings: MethodSettings) -> tuple[int, bool, int | None]:
+    """Return the bits of a weight, whether inputs are rounded, and how many weights share a scale; None: a row's."""
     bits, rounds_inputs = SCHEMES[settings.qat or ""]
     return bits, rounds_inputs, settings.qat_group_size or (32 if bits == 4 else None)
 
 
 def describe_qat(settings: MethodSettings) -> str:
     """Return a line that says what is rounded."""
-    bits, rounds_inputs, size = _scheme(settings)
+    bits, rounds_inputs, size = scheme_of(settings)
     groups = f"in groups of {size}" if size else "per row"
     inputs = ", activations to 8 bits per token" if rounds_inputs else ""
     once = "" if settings.method == "full" else "; the adapter is not rounded"

@@ -72,7 +72,7 @@ def kept_out_of_4_bit(model: Any) -> list[str]:
 
     These are routers, and modules whose weights the model reads without calling them.
     """
-    return [name for name in _linear_names(model) if is_router(name) or _READ_DIRECTLY.search(name)]
+    return [name for name in linear_names(model) if is_router(name) or _READ_DIRECTLY.search(name)]
 
 
 def names_taken_for_experts(model: Any) -> set[str]:
@@ -92,7 +92,7 @@ def names_taken_for_experts(model: Any) -> set[str]:
 def modules_taken_for_experts(model: Any) -> list[str]:
     """Return the linear modules that have one of ``names_taken_for_experts``, with * for the number of a layer."""
     names = names_taken_for_experts(model)
-    found = [name for name in _linear_names(model) if last_part(name) in names and not is_router(name)]
+    found = [name for name in linear_names(model) if last_part(name) in names and not is_router(name)]
     return list(dict.fromkeys(re.sub(r"\.\d+", ".*", name) for name in found))
 
 
@@ -106,7 +106,7 @@ def lost_on_reload(model: Any) -> list[str]:
         return []
     renamings = [entry for entry in get_model_conversion_mapping(model) if isinstance(entry, WeightRenaming)]
     lost = []
-    for name in _linear_names(model):
+    for name in linear_names(model):
         key = f"base_model.model.{name}.lora_A.weight"
         if apply_renamings(key, renamings) != key:
             lost.append(name)
@@ -168,5 +168,6 @@ def last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _linear_names(model: Any) -> list[str]:
+def linear_names(model: Any) -> list[str]:
+    """Return the names of all linear modules."""
     return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]

@@ -56,5 +56,5 @@ def test_a_full_model_has_the_logits_and_gradients_of_torchaos_own_preparation(s
 @needs_torchao
 def test_groups_that_do_not_divide_a_row_are_refused_with_the_size_that_does():
     found = problems(recipe(qat_group_size=48))
-    assert "qat_group_size: groups of 48 weights, and model.layers.0" in found
+    assert "qat: groups of 48 weights, and model.layers.0" in found
     assert not problems(recipe(qat_group_size=32)) and not problems(recipe(qat="int8_weight_only"))
