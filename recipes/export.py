@@ -77,7 +77,7 @@ def main() -> None:
     silence_libraries()
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
     if args.format == "compressed-tensors" and args.scheme is None and (run := opened.run) and run.qat:
-        args.scheme, args.group_size = compressed.scheme_of_qat(run)
+        args = parser.parse_args([*sys.argv[1:], *compressed.flags_of_qat(run).split()])
     raise_if(_problems_of(args, opened))
     tools = gguf.find_tools(args.llama_cpp, types, args.pre_tokenizer) if args.format == "gguf" else None
     python = compressed.find_llmcompressor(args.llmcompressor) if args.format == "compressed-tensors" else None
@@ -146,6 +146,9 @@ def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
     if args.format == "compressed-tensors" and args.scheme is None:
         found = f"missing, and {args.source} was not trained with --qat"
         return [Problem("--scheme", found, fix="--scheme W8A8, or another one of --help")]
+    if args.format == "compressed-tensors" and _is_untested(opened):
+        found = f"{type(opened.meta_model).__name__} has experts, reads images or audio, or has code of its own"
+        return [Problem("--format", found, "a language model with which llmcompressor was tested", "leave it out")]
     if is_full and args.merge:
         return [Problem("--merge", f"{args.source} is a full model's: nothing to merge")]
     if opened.is_model and not makes_other:
@@ -156,6 +159,15 @@ def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
     if args.dtype and not (is_full or merges):
         return [Problem("--dtype", "nothing is merged", fix="--merge")]
     return []
+
+
+def _is_untested(opened: "Source") -> bool:
+    """Return whether llmcompressor may leave parts of the model as they are, such as experts."""
+    from kit.model.adapters.targets import is_router
+
+    has_experts = any(is_router(name) for name, _ in opened.meta_model.named_modules())
+    reads_media = opened.config.get_text_config() is not opened.config
+    return has_experts or reads_media or opened.settings.trust_remote_code
 
 
 if __name__ == "__main__":

@@ -19,22 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.settings.method import MethodSettings
-from kit.export.source import Source
-from kit.model.adapters.qat import check_layers, scheme_of
-from kit.model.adapters.targets import is_router
+from kit.model.adapters.qat import scheme_of
 from kit.system.console import begin_work
-from kit.system.errors import Problem, TrainingError, UserError
+from kit.system.errors import TrainingError, UserError
 
-# By llmcompressor's names: the bound of the mean change in nats per token, set by hand, not derived; and how many
-# weights share a scale by default; None: those of a row.
-SCHEMES = {
-    "W4A16": (0.3, 128),
-    "W4A8": (0.3, 128),
-    "W8A16": (0.1, None),
-    "W8A8": (0.1, None),
-    "FP8_DYNAMIC": (0.1, None),
-    "NVFP4": (0.4, 16),
-}
+# By llmcompressor's names: how many weights share a scale by default; None: those of a row.
+SCHEMES = {"W4A16": 128, "W4A8": 128, "W8A16": None, "W8A8": None, "FP8_DYNAMIC": None, "NVFP4": 16}
 _WORKER = Path(__file__).with_name("llmcompressor_worker.py")
 _PROGRESS = re.compile(r"\((\d+/\d+)\): Calibrating")  # which of llmcompressor's parts of the model
 
@@ -56,27 +46,10 @@ def find_llmcompressor(folder: str | None) -> Path:
     raise UserError("--llmcompressor", found, "both", f"`pip install compressed-tensors && {own}`")
 
 
-def scheme_of_qat(settings: MethodSettings) -> tuple[str, int | None]:
-    """Return the scheme of the model that ``qat`` trains for, and its group size; None: a whole row."""
+def flags_of_qat(settings: MethodSettings) -> str:
+    """Return the flags of ``kit export`` for what ``qat`` trains for: the scheme, and the group size if it has one."""
     bits, rounds_inputs, group_size = scheme_of(settings)
-    return f"W{bits}A{8 if rounds_inputs else 16}", group_size
-
-
-def check_source(source: Source, scheme: str, group_size: int | None, rows: list[list[int]]) -> list[Problem]:
-    """Return why this model cannot be quantised so, before any weight is read.
-
-    Args:
-        group_size: weights that share a scale; None: those of a row.
-        rows: for calibration.
-    """
-    model = source.meta_model
-    has_experts = any(is_router(name) for name, _ in model.named_modules())
-    if has_experts or source.settings.trust_remote_code or source.config.get_text_config() is not source.config:
-        found = f"{type(model).__name__} has experts, reads images or audio, or has code of its own: not tested"
-        return [Problem("--format compressed-tensors", found, fix="leave it out")]
-    if scheme == "NVFP4" and not rows:
-        return [Problem("--scheme", "NVFP4 measures activations on training rows, and there are none", fix="W4A16")]
-    return check_layers(model, group_size, "--scheme")
+    return f"--scheme=W{bits}A{8 if rounds_inputs else 16}" + (f" --group_size={group_size}" if group_size else "")
 
 
 def quantise(python: Path, file: Path, asked: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ from kit.export.proof import (
 from kit.export.source import Source
 from kit.export.stop_tokens import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapters.adapter import adapters_off, attach_adapter
-from kit.model.adapters.qat import layers
+from kit.model.adapters.qat import check_layers, layers
 from kit.model.adapters.targets import linear_names
 from kit.model.build import build_model
 from kit.model.load_plan import LoadPlan
@@ -85,9 +85,7 @@ def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any
         _write_adapter(source, folder, wanted)
         return f"adapter after step {source.state.step}", None
     if (run := source.run) and run.qat:
-        scheme, group_size = compressed.scheme_of_qat(run)
-        group = f" --group_size {group_size}" if group_size else ""
-        flags = f"--output_dir quantized --format compressed-tensors --scheme {scheme}{group}"
+        flags = f"--output_dir quantized --format compressed-tensors {compressed.flags_of_qat(run)}"
         say(
             "note: this run trained on a quantised base (QAT), and the merge uses the original one, so the model "
             "differs from what was trained. Instead, serve the adapter on the quantised base: "
@@ -206,8 +204,8 @@ def _checked(
 
 
 def _open_plain(source: Source, folder: Path, dtype: str | None = None) -> Any:
-    code = source.settings.trust_remote_code
-    return source.loader.from_pretrained(folder, dtype=dtype or "auto", trust_remote_code=code)
+    how = {"dtype": dtype or "auto", "trust_remote_code": source.settings.trust_remote_code}
+    return source.loader.from_pretrained(folder, **how)
 
 
 def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.Tools, types: Sequence[str]) -> str:
@@ -257,11 +255,14 @@ def write_compressed_folder(
         UserError: it cannot be opened, or not be quantised so.
         TrainingError: llmcompressor fails, or what it wrote differs by more than the bound.
     """
-    bound, usual_size = compressed.SCHEMES[scheme]
-    group_size = group_size or usual_size
+    group_size = group_size or compressed.SCHEMES[scheme]
+    raise_if(check_layers(source.meta_model, group_size, "--scheme"))
     # The weights of FP8_DYNAMIC are rounded to nearest, and its activations are scaled in use.
     rows = [] if scheme == "FP8_DYNAMIC" else find_calibration(source.run, source.tokenizer)
-    raise_if(compressed.check_source(source, scheme, group_size, rows))
+    if scheme == "NVFP4" and not rows:
+        raise UserError(
+            "--scheme", "NVFP4 measures activations on training rows, and there are none", fix="another one"
+        )
     plain, model, card = _write_plain(source, folder / "work", wanted)
     del model  # llmcompressor loads it too
     gc.collect()
@@ -280,6 +281,7 @@ def write_compressed_folder(
     announce_wait("comparing what was written")
     model, opened = _open_plain(source, plain, wanted.dtype), _open_plain(source, folder)
     reference = score(model, source.rows)
+    bound = 0.4 if "4" in scheme else 0.1  # nats per token, by the bits of a weight: set by hand, not derived
     lines = check_folder(folder, opened, source.rows, source.tokenizer, reference, wanted.max_change or bound)
     lines += [describe_agreement(model, opened, source.rows)]
     say(*lines)

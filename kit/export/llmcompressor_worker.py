@@ -23,11 +23,11 @@ def main() -> None:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(asked["model"], dtype=asked["dtype"])
     scheme = preset_name_to_scheme(asked["scheme"], ["Linear"])
-    modifier = QuantizationModifier
-    if asked["scheme"].startswith("W"):  # integers
-        scheme.weights.group_size = asked["group_size"]
-        scheme.weights.strategy = "group" if asked["group_size"] else "channel"
-        modifier = GPTQModifier if asked["rows"] else modifier
+    weights = scheme.weights
+    if weights.strategy == "group":
+        weights.group_size = asked["group_size"]
+        weights.strategy = "group" if weights.group_size else "channel"
+    modifier = GPTQModifier if weights.type == "int" and asked["rows"] else QuantizationModifier
     rows = [{"input_ids": torch.tensor(row)} for row in asked["rows"]]
     recipe = modifier(config_groups={"group_0": scheme}, ignore=asked["ignore"])
     oneshot(model=model, recipe=recipe, dataset=DataLoader(rows), pipeline=None)  # type: ignore[arg-type] # layer by layer, if it needs rows

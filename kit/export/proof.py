@@ -197,7 +197,7 @@ def score(model: Any, rows: Rows) -> Scores:
     """Compute the scores of a model of transformers or peft, see ``_answers``."""
     numbers: list[float] = []
     for ids, compared, answer in zip(rows.ids, rows.compared, _answers(model, rows), strict=True):
-        if head_of(model.config) == "lm":
+        if answer.ndim == 2:
             answer = answer.gather(1, torch.tensor(ids)[compared][:, None])[:, 0]
         numbers += answer.tolist()
     return np.array(numbers)
