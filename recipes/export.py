@@ -78,6 +78,7 @@ def main() -> None:
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
     if args.format == "compressed-tensors" and args.scheme is None and (run := opened.run) and run.qat:
         args = parser.parse_args([*sys.argv[1:], *compressed.flags_of_qat(run).split()])
+        raise_if(_problems(args, types))
     raise_if(_problems_of(args, opened))
     tools = gguf.find_tools(args.llama_cpp, types, args.pre_tokenizer) if args.format == "gguf" else None
     python = compressed.find_llmcompressor(args.llmcompressor) if args.format == "compressed-tensors" else None

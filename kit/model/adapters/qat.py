@@ -12,7 +12,7 @@ Promises:
 - The weights that train, their names, and what is saved stay plain.
 - The base of adapters is rounded once, as it is loaded, for it does not change. Adapters are not rounded.
 
-The output head and embeddings stay as they are: they do in what transformers quantises with torchao.
+The output head and embeddings stay as they are: they do in exported models, see ``kit.export.compressed``.
 """
 
 from importlib.util import find_spec
