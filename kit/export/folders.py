@@ -264,7 +264,8 @@ def write_compressed_folder(
             "--scheme", "NVFP4 measures activations on training rows, and there are none", fix="another one"
         )
     plain, model, card = _write_plain(source, folder / "work", wanted)
-    del model  # llmcompressor loads it too
+    del model  # llmcompressor loads it too, with the tokenizer
+    source.tokenizer.save_pretrained(plain)
     gc.collect()
     asked = {
         "model": str(plain),

@@ -7,6 +7,7 @@ progress, and the last line of what it prints says why it failed. Imports nothin
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -28,9 +29,10 @@ def main() -> None:
         weights.group_size = asked["group_size"]
         weights.strategy = "group" if weights.group_size else "channel"
     modifier = GPTQModifier if weights.type == "int" and asked["rows"] else QuantizationModifier
-    rows = [{"input_ids": torch.tensor(row)} for row in asked["rows"]]
+    rows: Any = [{"input_ids": torch.tensor(row)} for row in asked["rows"]]
     recipe = modifier(config_groups={"group_0": scheme}, ignore=asked["ignore"])
-    oneshot(model=model, recipe=recipe, dataset=DataLoader(rows), pipeline=None)  # type: ignore[arg-type] # layer by layer, if it needs rows
+    dataset = DataLoader(rows) if rows else None
+    oneshot(model=model, recipe=recipe, dataset=dataset, pipeline=None)  # layer by layer, if it needs rows
     model.save_pretrained(asked["folder"], save_compressed=True)
 
 
