@@ -196,7 +196,7 @@ def main() -> None:
                     rewards = dict(zip(names, [*each.rewards, each.reward], strict=True))
                     complete[each.sample].append((rewards, message))
             rows = [
-                {**question(i), **row, "origin": prompts.origin(i)}
+                as_row(question(i), row) | {"origin": prompts.origin(i)}
                 for i, answers in complete.items()
                 for row in selected(answers, conditions, BEST in own.keep, own.pairs)
             ]
@@ -214,6 +214,14 @@ def main() -> None:
 def as_messages(question: dict[str, Any]) -> dict[str, Any]:
     """Return a question as the server gets it."""
     return {"messages": question.pop("prompt"), **question}
+
+
+def as_row(question: dict[str, Any], selected: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a question and what ``selected`` returned: all are messages, or all are strings."""
+    if isinstance(question["prompt"], str):
+        answers = selected.keys() & {"completion", "chosen", "rejected"}
+        selected = {**selected, **{key: selected[key][0]["content"] for key in answers}}
+    return {**question, **selected}
 
 
 def read_conditions(keep: list[str], names: list[str]) -> list[Condition]:

@@ -10,6 +10,11 @@ import pytest
 from fake_vllm import CHAT, TINY, FakeVllm
 from helpers import ROOT, run_ranks
 
+from kit.data.chat.formats import to_sample
+from kit.data.kinds.answers import AnswerRows
+from kit.data.kinds.columns import choose_fields
+from kit.data.kinds.preference import PreferenceRows
+
 SCRIPT = runpy.run_path(str(ROOT / "recipes/sample.py"))
 FLAGS = ["--rewards=exact_match,token_f1", "--max_new_tokens=48", "--max_length=128", "--dataset_num_proc=1"]
 
@@ -136,3 +141,14 @@ def test_the_selection_of_a_prompt():
     assert texts("overlong==-0.5") == [["a"]]
     assert texts(pairs=True) == [["b", "d"]] and texts("overlong==-0.5", pairs=True) == [["a", "d"]]
     assert texts("overlong==-1", pairs=True) == [] == texts("reward>1", pairs=True)
+
+
+@pytest.mark.parametrize("prompt", ["2 + 2 =", [{"role": "user", "content": "2 + 2?"}]])
+def test_rows_are_read_as_rows_for_sft_and_dpo(prompt):
+    answers = [({"reward": float(text == "4")}, {"role": "assistant", "content": text}) for text in "345"]
+    for pairs, kind in ((False, AnswerRows), (True, PreferenceRows)):
+        for row in SCRIPT["selected"](answers, [], False, pairs):
+            row = SCRIPT["as_row"]({"prompt": prompt}, row)
+            fields = choose_fields(row, {}, "new.jsonl", kind=kind)
+            sample = to_sample(row, fields, kind.format_of(fields))
+            assert isinstance(sample, dict) and sample["prompt"] == prompt, sample
