@@ -8,7 +8,7 @@ The dtypes are the same under every strategy:
 - 4-bit weights are NF4 with double quantisation. Their storage dtype is the compute dtype, because sharding silently
   corrupts any other storage.
 
-A base whose files are of FP8 or MXFP4 is read as plain weights, see ``kit.model.pretrained.dequantise``.
+A base whose files are quantised is read as plain weights, see ``kit.model.pretrained.dequantise``.
 
 Nothing is unpickled. Code that comes with a model runs only with ``trust_remote_code``.
 """
@@ -239,8 +239,7 @@ def check_model(
         found = f"{settings.experts_implementation}, and {type(meta_model).__name__} has no experts that it applies to"
         yield Problem("experts_implementation", found, "auto")
     if settings.qat and is_read_plain(config):
-        how = str(quantised["quant_method"]).upper()
-        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
+        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {quantised['quant_method']}"
         fix = "leave it out; or use the model that the files were made from"
         yield Problem("qat", found, "a base that is not quantised", fix)
     if settings.tiled_mlp:
@@ -392,8 +391,7 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
         options["quantization_config"] = four_bit_config(
             compute, on_meta(config, attention, settings.trust_remote_code), elsewhere
         )
-    name = settings.model_name_or_path
-    plain_files = dequantising(config, name, settings.method) if quantisation_of(config) else nullcontext()
+    plain_files = dequantising(config, settings.method) if quantisation_of(config) else nullcontext()
     try:
         with _nothing_unpickled(settings), plain_files, silent_about_head(config):
             model, loaded = auto_class(config).from_pretrained(

@@ -83,10 +83,10 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
     of_two_heads = {"teacher": make_model(tmp_path / "two", num_attention_heads=2), "dry_run": True}
     shared = {"config": "ddp", "num_processes": 4, "sequence_parallel_size": 4}
     quantised = shutil.copytree(teacher, tmp_path / "quantised")
-    config = json.loads((quantised / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    config = json.loads((quantised / "config.json").read_text()) | {"quantization_config": {"quant_method": "hqq"}}
     (quantised / "config.json").write_text(json.dumps(config))
     for flags, words in (
-        ({"teacher": quantised}, r"teacher: a quantised checkpoint \(gptq\)"),
+        ({"teacher": quantised}, r"teacher: a quantised checkpoint \(hqq\)"),
         ({"teacher": other}, "other ids than that of"),
         ({"teacher": swapped}, "2 tokens of its vocabulary, such as '\u0120cat', have other ids than in that of"),
         ({"teacher": short}, "max_position_embeddings 128"),

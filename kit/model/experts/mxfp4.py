@@ -14,16 +14,16 @@ GROUP = 32  # weights that share a scale
 GROUP_BYTES = GROUP // 2 + 1
 
 
-def joined(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return groups [E, out, in / 32, 17] of bytes: 16 of ``blocks``, and one of ``scales`` [E, out, in / 32]."""
-    return torch.cat([blocks, scales.unsqueeze(-1)], dim=-1)
-
-
 class Mxfp4Experts(PackedExperts):
     """Weights [E, in, out] in MXFP4, values and scales in one parameter, which is sharded as a whole."""
 
     def __init__(self, groups: torch.Tensor, storage: torch.dtype) -> None:
-        """Keep ``groups``, see ``joined``, as numbers of the dtype ``storage``: sharding casts no parameter of it."""
+        """Keep groups as numbers of the dtype ``storage``: sharding casts no parameter of it.
+
+        Args:
+            groups: bytes [E, out, in / 32, 17]: 16 of the files' ``blocks``, and one of their ``scales``.
+            storage: the compute dtype.
+        """
         weight = groups.reshape(-1).view(storage).unsqueeze(1)
         super().__init__(torch.nn.Parameter(weight, requires_grad=False))
         number, out, in_groups, _ = groups.shape
