@@ -22,6 +22,7 @@ from kit.model.pretrained.quantised.scaled import COMPRESSED, FP8, KEPT_MXFP4, M
 from kit.model.pretrained.quantised.values import Form, Parts, Quantisation
 
 _FORMS = {"fp8": FP8, "mxfp4": MXFP4, "gptq": GPTQ, "awq": AWQ, "compressed-tensors": COMPRESSED}
+_KEYS = "quantization_config", "compression_config"  # of a config; the second in early files of compressed-tensors
 # Nothing that training computes is rounded to 8 bits or less.
 _NOT_OF_WEIGHTS = tuple(
     "activation_scale input_scale input_zero_point input_global_scale output_scale k_scale v_scale".split()
@@ -30,8 +31,8 @@ _NOT_OF_WEIGHTS = tuple(
 
 def quantisation_of(config: Any) -> Any:
     """Return what the config says of the files' quantisation, a dict unless the config is damaged; None if nothing."""
-    own = getattr(config, "quantization_config", None)
-    return own or getattr(config.get_text_config(), "quantization_config", None)
+    places = [(each, key) for each in (config, config.get_text_config()) for key in _KEYS]
+    return next((found for each, key in places if (found := getattr(each, key, None))), None)
 
 
 def is_read_plain(config: Any) -> bool:
@@ -47,8 +48,8 @@ def plain_config(config: Any) -> Any:
     """Return a copy of a config without the files' quantisation: that of the model which is trained and saved."""
     plain = copy.deepcopy(config)
     for each in (plain, plain.get_text_config()):
-        if hasattr(each, "quantization_config"):
-            del each.quantization_config
+        for key in _KEYS:
+            vars(each).pop(key, None)
     return plain
 
 

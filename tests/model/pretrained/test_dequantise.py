@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from benchmarks.tiny_families import tiny_config
 from kit.model.build import open_config
-from kit.model.pretrained.dequantise import describe_dequantised
+from kit.model.pretrained.dequantise import describe_dequantised, plain_config
 from kit.system.errors import UserError
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
@@ -300,3 +300,10 @@ def test_weights_that_are_not_what_the_config_says_are_refused_by_name(
 )
 def test_settings_of_a_quantisation_that_are_not_known_are_refused_before_weights_are_read(recipe, changed, config):
     assert "a quantised checkpoint" in problems(recipe(changed(quantization_config=config)))
+
+
+def test_the_name_that_early_files_of_compressed_tensors_have_is_read_too(recipe, changed):
+    folder = changed(compression_config={"quant_method": "compressed-tensors", "format": "int-quantized"})
+    config = open_config(recipe(folder))
+    assert "quantised (compressed-tensors)" in describe_dequantised(config, "full")[0]
+    assert not hasattr(plain_config(config), "compression_config")
