@@ -132,8 +132,12 @@ def _problems(args: argparse.Namespace, types: list[str]) -> list[Problem]:
 
 def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
     """Return what does not fit the source."""
+    from kit.model.pretrained.dequantise import quantisation_of
     from kit.model.pretrained.heads import head_of
 
+    if opened.is_model and quantisation_of(opened.config):
+        fix = "give the model that it was made from"
+        return [Problem(str(args.source), "its weights are quantised", "a model with plain weights", fix)]
     is_full = opened.settings.method == "full"
     makes_other = args.format != "safetensors"
     if makes_other and (head := head_of(opened.config)) != "lm":

@@ -5,6 +5,7 @@ A stand-in copies the model. With llmcompressor itself: tests/promises/test_comp
 
 import json
 import runpy
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -49,3 +50,11 @@ def test_of_a_model_without_a_known_run_weights_are_rounded_without_rows(tmp_pat
     card = (tmp_path / "new/README.md").read_text()
     assert "- compressed-tensors" in card and "top-1 agreement 100.00%" in card and not (tmp_path / "new/work").exists()
     assert f"to serve it: vllm serve {tmp_path}/new" in capsys.readouterr().out
+
+
+def test_a_model_that_is_quantised_already_is_refused(tmp_path):
+    shutil.copytree(TINY, tmp_path / "model")
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(UserError, match="its weights are quantised"):
+        export(tmp_path / "model", tmp_path / "new", *SCHEME)
