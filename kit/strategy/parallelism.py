@@ -9,7 +9,7 @@ PREFIX = "parallelism_config_"
 _PAGE = "docs/distributed.md says more"
 # Sizes in an Accelerate config that are not supported: the reason, and what to use instead.
 NOT_OFFERED = {
-    "tp_size": "tensor parallelism is broken with PEFT and, in Accelerate, with FSDP2; "
+    "tp_size": "tensor parallelism is wrong with LoRA, and gradients cannot be clipped; "
     f"remove it: FSDP2 alone shards the same weights. {_PAGE}",
     "cp_size": "context parallelism drops the attention mask, so packed samples would attend to each other; "
     f"use sp_size (sequence parallelism). {_PAGE}",
