@@ -268,6 +268,7 @@ NUMBERS = torch.zeros(64, 32, dtype=torch.int8)
         (GPTQ, in_gptq(4, 16, 1), {UP + "qzeros": None}),
         (GPTQ, in_gptq(4, 16, 1), {UP + "scales": torch.ones(2, 32)}),
         (GPTQ, in_gptq(5, 32, 1), {}),  # GPTQModel packs five bits in another way
+        (AWQ, in_awq, {UP + "qweight": torch.zeros(32, 16, dtype=torch.int32)}),  # eight bits
         (AWQ, in_awq, {"model.layers.0.mlp.act.scales": torch.ones(64)}),
         (COMPRESSED | {"format": "pack-quantized"}, in_compressed(4, 16), {WEIGHT + "_shape": torch.tensor([64, 20])}),
         (COMPRESSED | {"format": "int-quantized"}, in_8_bits, {WEIGHT: NUMBERS.float()}),

@@ -36,6 +36,8 @@ def _gptq(quantisation: Quantisation, parts: Parts) -> torch.Tensor:
 def _awq(_: Quantisation, parts: Parts) -> torch.Tensor:
     """A weight of ``qweight`` [in, out / 8], ``qzeros`` [groups, out / 8] and ``scales`` [groups, out]."""
     scales = parts["scales"].T
+    if 8 * parts["qweight"].shape[1] != len(scales):  # not four bits
+        raise ValueError
     values, zeros = (
         unpacked(parts[name], 4, len(scales)).unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1).T.contiguous()
         for name in ("qweight", "qzeros")
