@@ -41,6 +41,8 @@ def label_names(value: Any) -> tuple[list[str], bool]:
 def label_numbers(value: Any) -> list[float]:
     """Return the number in a column, or the numbers of its list. Raises ``UserError``."""
     value = as_list("label", value)
+    if value == []:
+        raise UserError("label", "an empty list", "one number or more")
     return [number("label", each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -96,7 +98,7 @@ class ClassificationRows(TextRows):
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
         """See ``RowKind``. Raises ``UserError``, which ``check`` has returned before."""
         if self.problem_type == "regression":
-            found, num = label_numbers(sample["label"]), len(self.labels)
+            found, num, fix = label_numbers(sample["label"]), len(self.labels), ""
         else:
             names, _ = label_names(sample["label"])
             if not self.labels:
@@ -107,8 +109,8 @@ class ClassificationRows(TextRows):
                 )
                 raise UserError("label", f"{unknown[0]!r} is no label of this model", expected)
             found, num = [float(self._numbers[name]) for name in names], 1
-        if len(found) != num and self.problem_type != "multi_label_classification":
             fix = "for any number of names, --problem_type multi_label_classification"
+        if len(found) != num and self.problem_type != "multi_label_classification":
             raise UserError("label", f"{len(found)} in its list", f"{num}, as other rows have", fix)
         return found
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import yaml
 from data_helpers import ANSWER, SYSTEM, USER, converted, made, problems_of, sample_of
@@ -149,8 +150,11 @@ def test_numbers_of_regression_are_finite_and_as_many_in_each_row():
     kind = ClassificationRows(labels=("0",), problem_type="regression")
     for label in (True, "good", None, math.nan, "inf", 1e39, 10**400, [True], {}):
         assert str(kind.check({"label": label})).endswith("; expected a number"), label
-    for label in ([], [1, 2], "[0.5, 2]"):
-        assert "expected 1, as other rows have" in str(kind.check({"label": label})), label
+    for label in ([], "[]"):  # also of the first row, which says how many there are
+        assert "an empty list" in str(replace(kind, labels=()).check({"label": label})), label
+    for label in ([1, 2], "[0.5, 2]"):
+        problem = kind.check({"label": label})
+        assert problem and problem.expected == "1, as other rows have" and not problem.fix, label
     for label, numbers in ((-2, [-2.0]), ("0.25", [0.25]), ([1e-3], [1e-3])):  # a cell of a table is a string
         assert kind.check({"label": label}) is None and kind.values({"label": label}, ()) == numbers
 
