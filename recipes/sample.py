@@ -20,6 +20,7 @@ counts.
   --server_model NAME  its name at the server (default: the model here)
 """
 
+import fcntl
 import json
 import os
 import re
@@ -176,7 +177,8 @@ def main() -> None:
         ranks, shown, num_at_once = policy.processes, session.progress, recipe.eval_batch_size * policy.processes.count
         stops = {tokenizer.eos_token_id, *stop_ids(data, tokenizer)} - {None}
         sampler = OwnModel(policy, recipe, sampling_of(recipe), stops, pad_id(tokenizer), None, shown)
-    record = from_main(lambda: record)
+    with_lock: list[Any] = []
+    record = from_main(lambda: with_lock.append(lock(path)) or begin(path, manifest, settings))
     say(
         f"{num} answers to {len(prompts)} prompts, {record['num_prompts']} done; if stopped, the same command continues"
     )
@@ -264,16 +266,30 @@ def begin(path: Path, manifest: Path, settings: dict[str, Any]) -> dict[str, Any
     """
     if not os.access(path.parent, os.W_OK):
         raise UserError("--out", f"{path.parent} is no folder in which you can write", "an existing folder")
-    if not (path.exists() or manifest.exists()):
+    if not (manifest.exists() or (path.exists() and path.stat().st_size)):
         counts = dict.fromkeys(("num_prompts", "num_answers", "num_complete", "num_rows", "num_bytes"), 0)
         return {"kit": __version__, "settings": settings, **counts}
     record = durable.read_object(manifest)
-    changed = differences(record["settings"], settings) if record else [f"it has no {manifest.name}"]
+    if not ({"settings", "num_bytes"} <= record.keys() and isinstance(record["settings"], dict)):
+        raise UserError("--out", f"{path} exists, and {manifest} is missing or damaged", fix="another file")
+    changed = differences(record["settings"], settings)
     if changed or not path.exists() or path.stat().st_size < record["num_bytes"]:
         why = f"of another command ({listed(changed)})" if changed else "changed since it was written"
         fix = f"another file; or the flags in {manifest}, which continue it"
         raise UserError("--out", f"{path} exists, and is {why}", fix=fix)
     return record
+
+
+def lock(path: Path) -> Any:
+    """Return the file, locked as long as it is open: two commands would mix their rows. Raises ``UserError``."""
+    file = durable.open_to_append(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError("--out", f"another process writes {path}", fix="another file; or wait for it") from None
+    except OSError:  # a disk without locks
+        pass
+    return file
 
 
 def append(path: Path, rows: list[dict[str, Any]], num_bytes: int) -> int:

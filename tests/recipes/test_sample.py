@@ -14,6 +14,7 @@ from kit.data.chat.formats import to_sample
 from kit.data.kinds.answers import AnswerRows
 from kit.data.kinds.columns import choose_fields
 from kit.data.kinds.preference import PreferenceRows
+from kit.system.errors import UserError
 
 SCRIPT = runpy.run_path(str(ROOT / "recipes/sample.py"))
 FLAGS = ["--rewards=exact_match,token_f1", "--max_new_tokens=48", "--max_length=128", "--dataset_num_proc=1"]
@@ -152,3 +153,17 @@ def test_rows_are_read_as_rows_for_sft_and_dpo(prompt):
             fields = choose_fields(row, {}, "new.jsonl", kind=kind)
             sample = to_sample(row, fields, kind.format_of(fields))
             assert isinstance(sample, dict) and sample["prompt"] == prompt, sample
+
+
+def test_a_file_that_another_process_writes_or_that_has_no_sound_manifest_is_left_alone(tmp_path):
+    path, manifest = tmp_path / "new.jsonl", tmp_path / "new.manifest.json"
+    with SCRIPT["lock"](path), pytest.raises(UserError, match="another process writes"):
+        SCRIPT["lock"](path)
+    assert SCRIPT["begin"](path, manifest, {"n": 8})["num_prompts"] == 0  # it is empty
+    path.write_text("mine")
+    for content in (None, "[]", "{", '{"a": 1}', '{"settings": 3, "num_bytes": 0}'):
+        if content:
+            manifest.write_text(content)
+        with pytest.raises(UserError, match="missing or damaged"):
+            SCRIPT["begin"](path, manifest, {"n": 8})
+    assert path.read_text() == "mine"
