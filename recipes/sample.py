@@ -282,7 +282,10 @@ def begin(path: Path, manifest: Path, settings: dict[str, Any]) -> dict[str, Any
 
 def lock(path: Path) -> Any:
     """Return the file, locked as long as it is open: two commands would mix their rows. Raises ``UserError``."""
-    file = durable.open_to_append(path)
+    try:
+        file = durable.open_to_append(path)
+    except OSError as error:
+        raise UserError("--out", f"{path} cannot be written ({error.strerror})", "a file, and no link") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

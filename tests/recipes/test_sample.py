@@ -159,6 +159,9 @@ def test_a_file_that_another_process_writes_or_that_has_no_sound_manifest_is_lef
     path, manifest = tmp_path / "new.jsonl", tmp_path / "new.manifest.json"
     with SCRIPT["lock"](path), pytest.raises(UserError, match="another process writes"):
         SCRIPT["lock"](path)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    with pytest.raises(UserError, match="no link"):
+        SCRIPT["lock"](tmp_path / "link.jsonl")
     assert SCRIPT["begin"](path, manifest, {"n": 8})["num_prompts"] == 0  # it is empty
     path.write_text("mine")
     for content in (None, "[]", "{", '{"a": 1}', '{"settings": 3, "num_bytes": 0}'):
