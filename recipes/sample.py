@@ -177,8 +177,8 @@ def main() -> None:
         ranks, shown, num_at_once = policy.processes, session.progress, recipe.eval_batch_size * policy.processes.count
         stops = {tokenizer.eos_token_id, *stop_ids(data, tokenizer)} - {None}
         sampler = OwnModel(policy, recipe, sampling_of(recipe), stops, pad_id(tokenizer), None, shown)
-    with_lock: list[Any] = []
-    record = from_main(lambda: with_lock.append(lock(path)) or begin(path, manifest, settings))
+    _locked = lock(path) if is_main() else None  # until this process ends
+    record = from_main(lambda: begin(path, manifest, settings))  # after an earlier command that held the lock
     say(
         f"{num} answers to {len(prompts)} prompts, {record['num_prompts']} done; if stopped, the same command continues"
     )
