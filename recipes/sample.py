@@ -149,6 +149,8 @@ def main() -> None:
     settings = {
         **vars(own),
         **recipe.model_dump(mode="json", include={*SETTINGS}),
+        "per_device_eval_batch_size": recipe.eval_batch_size,  # as the precision, it decides about rounding
+        "mixed_precision": topology.mixed_precision,
         "own_code": own_code(recipe.code["rewards"]),
         "data_fingerprint": prompts.fingerprint,
         "model_fingerprint": own.server or " ".join([fingerprint(recipe), *map(file_digest, files)]),
@@ -211,6 +213,8 @@ def main() -> None:
                 durable.write_text(manifest, json.dumps(record, indent=1) + "\n")
     counts = f"{record['num_rows']} rows; of {record['num_answers']} answers {record['num_complete']} are complete"
     say(f"{own.out}: {counts}", *environment.closing_notes())
+    if not record["num_complete"]:
+        say("warning: no answer ended, has text and has rewards: --max_new_tokens may be too small")
 
 
 def as_messages(question: dict[str, Any]) -> dict[str, Any]:
