@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from kit.data.chat.messages import Message
 from kit.rollouts.generation import Completion, Request
-from kit.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
+from kit.rollouts.vllm_client import MAX_BYTES, Client, Gone
 from kit.system.errors import LateError, Problem, UserError, listed
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class ChatServer:
         """
         self._recipe, self._model, self._tokenizer, self._question = recipe, model, tokenizer, question
         self._client = Client(recipe)
+        self._client.field = "--server"
         self.replies: dict[tuple[int, ...], Message] = {}
         self._client.wait()
         names = [each.id for each in self._read(_Models, self._client.call("/v1/models")).data]
@@ -120,6 +121,6 @@ class ChatServer:
     def _read(self, kind: type[Read], content: bytes) -> Read:
         try:
             return kind.model_validate_json(content)
-        except ValueError as error:
-            found = f"{self._client.url} gave {content[:200]!r}: {str(error)[:300]}"
-            raise LateError(Problem(FIELD, found, "a server with OpenAI's chat completions")) from None
+        except ValueError:
+            found = f"{self._client.url} gave {content[:200]!r}"
+            raise LateError(Problem(self._client.field, found, "a server with OpenAI's chat completions")) from None

@@ -37,7 +37,7 @@ class Client:
 
     def __init__(self, settings: "Recipe", field: str = FIELD, fix: str = "the server's own log says more") -> None:
         self.url = (getattr(settings, field) or "").rstrip("/")
-        self.fix, self._field = fix, field
+        self.fix, self.field = fix, field
         self._wait_seconds = settings.vllm_server_timeout
 
     def ask(
@@ -81,7 +81,7 @@ class Client:
         found = f"{path} gave status {status}{is_long}: {content[:300].decode(errors='replace')}"
         if may_go and (status in (404, 429) or status >= 500):
             raise Gone(found)
-        raise LateError(Problem(self._field, f"{self.url}{found}", "status 200", self.fix))
+        raise LateError(Problem(self.field, f"{self.url}{found}", "status 200", self.fix))
 
     def wait(self, why: str = "") -> None:
         """Wait until the server is up. Raises ``LateError`` if it is not within ``vllm_server_timeout``."""
@@ -94,7 +94,7 @@ class Client:
                     return
             if time.monotonic() - begun > self._wait_seconds:
                 fix = "start it (`vllm serve`), then type the same command again"
-                raise LateError(Problem(self._field, f"{found}, for {self._wait_seconds:g} s", fix=fix))
+                raise LateError(Problem(self.field, f"{found}, for {self._wait_seconds:g} s", fix=fix))
             if not second:
                 say(f"{found}: waiting for it, at most {self._wait_seconds:g} s (--vllm_server_timeout)")
             time.sleep(1)
@@ -103,7 +103,7 @@ class Client:
         """Wait until a server that failed is up. Raises ``LateError`` as ``wait``, or if this is the last attempt."""
         why = f"{self.url} failed: {error}"
         if attempt == MAX_ATTEMPTS:
-            raise LateError(Problem(self._field, why, fix="the server's own log says why"))
+            raise LateError(Problem(self.field, why, fix="the server's own log says why"))
         say(f"{why}; asking again")
         time.sleep(1)  # a server that is shutting down responds for a moment
         self.wait(str(error))
