@@ -73,7 +73,7 @@ def check(command, where, tmp_path, monkeypatch):
 # Flags in the pages that the kit's own parsers do not name in quotes, most of them of other programs.
 OTHERS = """
 config_file jinja machine_rank nnodes rdzv_endpoint prefix pid signal signals model_args tasks apply_chat_template
-enable lora mm max require no plain flavor secrets skip_memory_check quiet image audio
+enable lora mm max require no plain flavor secrets skip_memory_check quiet image audio hf
 """.split()
 
 
