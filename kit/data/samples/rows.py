@@ -34,7 +34,7 @@ from kit.system.cache import digest
 from kit.system.errors import Problem, UserError
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 17
+CODE_VERSION = 18
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_MEDIA = Problem("images", "given, but this model does not accept images")
 REWRITTEN = "the chat template rewrites earlier turns, so these answers have no prompt in common"
