@@ -20,7 +20,6 @@ counts.
   --server_model NAME  its name at the server (default: the model here)
 """
 
-import fcntl
 import json
 import os
 import re
@@ -286,6 +285,8 @@ def begin(path: Path, manifest: Path, settings: dict[str, Any]) -> dict[str, Any
 
 def lock(path: Path) -> Any:
     """Return the file, locked as long as it is open: two commands would mix their rows. Raises ``UserError``."""
+    import fcntl  # Windows lacks it
+
     try:
         file = durable.open_to_append(path)
     except OSError as error:

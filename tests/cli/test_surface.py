@@ -14,6 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
+import bitsandbytes  # noqa: F401 - imported here, no command in this process takes it for not installed
 import pytest
 from helpers import ROOT, SCRIPTS
 
