@@ -12,6 +12,6 @@ class Media(NamedTuple):
     kind: MediaKind
     data: bytes  # the content of the file; of one with a path, the path as the row has it, in UTF-8
     is_path: bool
-    size: tuple[int, int]  # of an image: height and width, turned as EXIF asks; of a sound: samples, and their rate
+    size: tuple[int, int]  # of an image: height and width, turned as EXIF asks; of audio: samples, and their rate
     digest: int  # of the content
     stamp: int  # of a file: of its size and its time; else 0

@@ -2,9 +2,9 @@
 
 Promises:
 
-- Nothing is decoded before its header was checked: format, rate, channels, length. No sound decodes to more samples
-  than its header says. So none fills the memory.
-- A file that ends early, as far as its format shows it, and one whose samples are no sound, is refused.
+- Nothing is decoded before its header was checked: format, rate, channels, length. No clip decodes to more samples than
+  its header says. So none fills the memory.
+- A file that ends early, as far as its format shows it, and one whose samples are no audio, is refused.
 """
 
 import io
@@ -22,7 +22,7 @@ MAX_CHANNELS = 8
 RATES = (4000, 384000)  # Hz
 MAX_PEAK = 16.0  # of 1, full scale: decoded MP3 goes a little beyond; integers given as float go to 32768
 BEGINNINGS = re.compile(rb"RIFF....WAVE|fLaC|OggS|ID3|\xff[\xe2-\xff]", re.DOTALL)
-EXPECTED = "a sound: WAV, FLAC, MP3 or Ogg"
+EXPECTED = "audio: WAV, FLAC, MP3 or Ogg"
 INSTALL = "python -m pip install soundfile soxr"
 _BLOCK = 1 << 16  # samples decoded at once
 _STREAM = 0x7FFF0000  # a size of a WAV that nobody knew when the header was written is about this, or twice as much
